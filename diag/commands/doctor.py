@@ -12,9 +12,8 @@ from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import instance_name
-from diag.diagnosis.report import Report
+from diag.diagnosis.report import Report, Snapshot
 from diag.diagnosis.roll_call import APART, RollCall, roll_call
-from diag.diagnosis.snapshot import Snapshot
 from diag.diagnosis.vitals import vitals
 from diag.http.address import is_here, parse
 from diag.report.sentences import is_fleet
@@ -43,7 +42,7 @@ def run(
 ) -> Report:
     """Diagnose one recording, live servers, or the servers in a Prometheus, and compare them with their normal speed.
 
-    `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`). Without `with_vitals`, the vital signs of the
+    `only_suspects` is for fleets (`diag.diagnosis.fleet.judge`). Without `with_vitals`, the vital signs of the
     servers are not measured, which the short report does not print; `with_stacks` also reads the stacks of their
     processes. BadUsage if there is no incident `why`, and for stacks of anything but servers of this host.
     """

@@ -17,8 +17,7 @@ from diag.diagnosis.build_report import build_report, merge_log_reports
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Observed, ObservedServer
-from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.report import Observed, ObservedServer, Snapshot
 from diag.diagnosis.telemetry_checks import not_measured
 from diag.knowledge.catalog import load
 from diag.sources import source
@@ -79,7 +78,7 @@ def observe(options: ObserveOptions, contract: Contract) -> Observation:
 def look(
     options: ObserveOptions, contract: Contract, incidents: Sequence[Incident], *, only_suspects: bool = False
 ) -> Snapshot:
-    """Diagnose the servers of any source; `only_suspects` is for fleets (`diag.diagnosis.fleet.judge_queries`)."""
+    """Diagnose the servers of any source; `only_suspects` is for fleets (`diag.diagnosis.fleet.judge`)."""
     if options.kind == "log":
         snapshots = [judge_observation(each, contract, incidents) for each in read_logs(options)]
         return snapshots[0]._replace(report=merge_log_reports([snapshot.report for snapshot in snapshots]))
@@ -89,7 +88,7 @@ def look(
     from diag.diagnosis import fleet
 
     queries = QueryCache(opened, contract)
-    report = fleet.judge_queries(opened, incidents, queries, options.launch, only_suspects=only_suspects)
+    report = fleet.judge(opened, incidents, queries, options.launch, only_suspects=only_suspects)
     return Snapshot(report, queries, {})
 
 

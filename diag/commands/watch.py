@@ -18,8 +18,7 @@ from diag.core.contract import Site, find
 from diag.core.errors import Unreachable
 from diag.core.subjects import agree, instance_name
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.report import Report
-from diag.diagnosis.snapshot import Key, Transitions
+from diag.diagnosis.report import Key, Report, Transitions
 from diag.http.address import parse, parse_all
 from diag.http.client import run_in_thread
 from diag.http.prometheus_api import Alertmanager

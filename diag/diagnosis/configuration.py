@@ -1,5 +1,6 @@
 """The configuration that a server runs with: each value with its source, or the release's default."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -79,32 +80,33 @@ class Configuration:
 def configurations(seen: Observation) -> tuple[Configuration, ...]:
     """Return the configuration of every observed server."""
     window = max(1, round((seen.instants[-1] - seen.instants[0]) / 1000 + seen.interval + 1))
-    found = promql.evaluate(_GPUS.format(window), seen.samples, seen.instants[-1:])
-    gpus: dict[str, list[ServingGpu]] = {}
-    for labels, row, present in zip(found.labels, found.values, found.present, strict=True):
+    memories = promql.evaluate(_GPUS.format(window), seen.samples, seen.instants[-1:])
+    gpus: dict[str, list[ServingGpu]] = defaultdict(list)
+    for labels, row, present in zip(memories.labels, memories.values, memories.present, strict=True):
         if present[0]:
             gpu = ServingGpu(label_value(labels, "gpu"), label_value(labels, "name"), float(row[0]))
-            gpus.setdefault(label_value(labels, "instance"), []).append(gpu)
+            gpus[label_value(labels, "instance")].append(gpu)
     configured = []
     for instance, settled in seen.settled.items():
-        serving = tuple(sorted(gpus.get(instance, ()), key=lambda gpu: gpu.number))
-        server = _ServerFacts(seen.versions.get(instance, ""), serving, settled)
+        version, serving = seen.versions.get(instance, ""), sorted(gpus[instance], key=lambda gpu: gpu.number)
+        kinds = {(gpu.name, gpu.memory): gpu for gpu in serving}
+        one_kind = next(iter(kinds.values())) if len(kinds) == 1 else None
         entries: list[ConfigEntry] = []
-        unknown: dict[Unknown, list[str]] = {}
+        unknown: dict[Unknown, tuple[str, ...]] = {}
         for name in (*FLAGS, *WORDS):
-            entry = _entry(name, server)
+            entry = _entry(name, version, one_kind, settled)
             if isinstance(entry, ConfigEntry):
                 entries.append(entry)
             elif entry:
-                unknown.setdefault(entry, []).append(_flag(name))
+                unknown[entry] = (*unknown.get(entry, ()), _flag(name))
         configured.append(
             Configuration(
                 instance=instance,
-                version=server.version,
+                version=version,
                 model=seen.models.get(instance, ""),
-                gpus=server.gpus,
+                gpus=tuple(serving),
                 entries=tuple(entries),
-                unknown={reason: tuple(names) for reason, names in unknown.items()},
+                unknown=unknown,
                 environment=settled.environment,
                 incomplete=settled.incomplete,
             )
@@ -120,64 +122,45 @@ def notes(seen: Observation) -> tuple[str, ...]:
     return tuple(note for note in seen.notes if note not in shown)
 
 
-@dataclass(frozen=True)
-class _ServerFacts:
-    """The facts that a default may depend on."""
-
-    version: str
-    gpus: tuple[ServingGpu, ...]
-    settled: RunningConfig
-
-    def number(self, name: str) -> float | None:
-        """Return a setting that some source has, if it is a number."""
-        found = self.settled.settings.get(name)
-        return None if found is None or isinstance(found.value, str) else found.value
-
-    @property
-    def gpu(self) -> ServingGpu | None:
-        """One GPU that stands for all; None if they differ, or there is none."""
-        kinds = {(gpu.name, gpu.memory): gpu for gpu in self.gpus}
-        return next(iter(kinds.values())) if len(kinds) == 1 else None
-
-
-def _entry(name: str, server: _ServerFacts) -> ConfigEntry | Unknown | None:
+def _entry(name: str, version: str, gpu: ServingGpu | None, settled: RunningConfig) -> ConfigEntry | Unknown | None:
     """Return a setting; else the reason why its value is unknown, None if the release has no such flag.
 
-    vLLM changes the default of a batch by other settings: its requests are bounded by its tokens, its tokens by the
-    longest that all requests can have.
+    `gpu` stands for all of the server; None if they differ, or there is none. vLLM changes the default of a batch by
+    other settings: its requests are bounded by its tokens, its tokens by the longest that all requests can have.
     """
-    settings, gpu, flag = server.settled.settings, server.gpu, _flag(name)
+    settings, flag = settled.settings, _flag(name)
     shown = flag if flag in known() else name
     if setting := settings.get(name):
         return ConfigEntry(shown, setting.value, setting.source, setting.others, setting.conflicts)
-    if flag not in known() or not known()[flag].in_release(server.version):
+    if flag not in known() or not known()[flag].in_release(version):
         return None
 
     if name in WORDS:
         value: Value | None = WORD_DEFAULTS.get(flag)
     else:
-        value = number = default(flag, server.version, gpu.memory if gpu else None, gpu.name if gpu else "")
+        value = number = default(flag, version, gpu.memory if gpu else None, gpu.name if gpu else "")
         if number is not None and name in _BY_GPU:
             mode = settings.get("performance_mode")
             value = number * 2 if mode and mode.value == "throughput" else number
-            tokens, requests, length = map(server.number, ("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
+            bounds = map(settings.get, ("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
+            tokens, requests, length = (one.value if one and not isinstance(one.value, str) else None for one in bounds)
             if name == "max_num_seqs" and tokens:
                 value = min(value, tokens)
             elif name == "max_num_batched_tokens" and requests and length:
                 value = min(value, requests * length)
 
-    incomplete = bool(server.settled.incomplete)
+    incomplete = bool(settled.incomplete)
     if value is not None:
         newest = versions()[-1]
-        is_newer = release(server.version) > release(newest)
+        is_newer = release(version) > release(newest)
         memory = gpu.memory if gpu and name in _BY_GPU else None
-        by_release = ReleaseDefault(newest if is_newer else server.version, is_newer, memory, incomplete)
+        by_release = ReleaseDefault(newest if is_newer else version, is_newer, memory, incomplete)
         return ConfigEntry(shown, value, "", default=by_release)
     if incomplete:
         return "incomplete"
     if flag in UNSET:
         return ConfigEntry(shown, None, "")
-    return "version" if not server.version else "gpu" if name in _BY_GPU else "model"
+    return "version" if not version else "gpu" if name in _BY_GPU else "model"
 
 
 def _flag(name: str) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.core.formatting import quantity, threshold
-from diag.core.incident import Comparison, Condition, Incident, seconds
-from diag.core.subjects import Floats, Instants, Subject
+from diag.core.incident import Comparison, Condition, Incident, Signal, seconds
+from diag.core.subjects import Floats, Instants, Rows, Subject
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.formulas import expanded
 
@@ -28,6 +28,7 @@ HINDSIGHT = 120_000
 SCRAPED_BEFORE = "max by ($by) (count_over_time(up[$window] offset $window))"
 Trits = NDArray[np.int8]
 Places = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 RECENT = 900.0
 """Seconds for which an ended outage is still a warning: its cause may end the server again."""
 Episode = tuple[float | None, float]
@@ -53,24 +54,27 @@ class Evidence:
     """
 
     def __init__(self, incident: Incident, window: Window, queries: QueryCache) -> None:
+        self.incident, self.window, self.queries = incident, window, queries
         self.subjects: tuple[Subject, ...] = tuple(queries.subjects(incident.per))
         self.instants = queries.instants(window)
-        self._per, self._window, self._queries = incident.per, window, queries
         self._measured: dict[Condition, Evaluated] = {}
         if any(condition.signal.hindsight for condition in incident.every_condition):
-            queries.ask(PAGE_SEEN, incident.per, window)  # now: a report outlives the connection to its source
+            self.ask(PAGE_SEEN)  # now: a report outlives the connection to its source
+
+    def ask(self, query: Signal | str) -> Rows:
+        """Return one row per subject of the incident, with a value at every instant."""
+        return self.queries.ask(query, self.incident.per, self.window)
 
     def limit(self, condition: Condition) -> float:
         """Return the number that the condition compares with."""
-        return self._queries.contract.limit(condition.limit)
+        return self.queries.contract.limit(condition.limit)
 
     def of(self, condition: Condition) -> Evaluated:
         """Return the values of a condition and where it held."""
         if condition not in self._measured:
-            values = np.full((len(self.subjects), len(self.instants)), np.nan)
-            found = self._queries.ask(condition.signal, self._per, self._window)
-            for subject, row in zip(self.subjects, values, strict=True):
-                row[:] = found.get(subject, np.nan)
+            rows, nothing = self.ask(condition.signal), np.full(len(self.instants), np.nan)
+            values = np.array([rows.get(subject, nothing) for subject in self.subjects], np.float64)
+            values = values.reshape(len(self.subjects), len(self.instants))
             held = holds(values, condition.op, self.limit(condition))
             if condition.signal.hindsight:
                 held = self._in_hindsight(held)
@@ -80,13 +84,12 @@ class Evidence:
     def _in_hindsight(self, held: Trits) -> Trits:
         """Return a condition as it is known two minutes later: refuted, or unknown while the page went on."""
         soon = np.searchsorted(self.instants, self.instants + HINDSIGHT, side="right")
-        page = self._queries.ask(PAGE_SEEN, self._per, self._window)
-        nothing = np.full(len(self.instants), np.nan)
+        page, nothing = self.ask(PAGE_SEEN), np.full(len(self.instants), np.nan)
         goes_on = np.array([np.isfinite(page.get(subject, nothing)) for subject in self.subjects], bool)
 
-        def follows(shown: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        def follows(shown: Bools) -> Bools:
             count = np.cumsum(np.pad(shown, ((0, 0), (1, 0))), axis=1)
-            later: NDArray[np.bool_] = count[:, soon] > count[:, :-1]
+            later: Bools = count[:, soon] > count[:, :-1]
             return later
 
         known = np.where(follows((held == -1) & goes_on.reshape(held.shape)), -1, held)
@@ -118,8 +121,8 @@ class DecisionTable(NamedTuple):
     states: Trits
     decided: Trits
     last: Places
-    ongoing: NDArray[np.bool_]
-    brief: NDArray[np.bool_]
+    ongoing: Bools
+    brief: Bools
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
@@ -152,26 +155,21 @@ class DecisionTable(NamedTuple):
 def decision_table(incident: Incident, window: Window, queries: QueryCache) -> DecisionTable:
     """Evaluate as many conditions of the incident over the window as it takes to decide."""
     evidence = Evidence(incident, window, queries)
-    states = _conjunction(incident, evidence)
+    states = _conjunction(evidence)
     known_last = _last(states >= 0)
     now = np.take_along_axis(states, known_last[:, None], axis=1)[:, 0]
     gone = np.array([queries.is_gone(subject) for subject in evidence.subjects], bool)
     apart = window.seconds + queries.source.interval  # a shorter time of health lies within one window and one scrape
     held = np.flatnonzero((states == 1).any(axis=1)).tolist()
-    found = {at: runs(states[at], evidence.instants, apart) for at in held}
-    counted = {
-        at: counting(states[at], episodes, evidence.subjects[at], incident, window, evidence.instants, queries)
-        for at, episodes in found.items()
-    }
+    episodes = {at: runs(states[at], evidence.instants, apart) for at in held}
+    counted = {at: _counting(states[at], episodes[at], evidence.subjects[at], evidence) for at in held}
     present = np.array([bool(counted.get(at)) for at in range(len(states))], bool)
     absent = np.where(gone, now, states[:, -1]) >= 0  # a server that is gone has no state at the end
     decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
-    hidden = _hidden(incident, evidence, states) if incident.outage else np.zeros_like(states, bool)
+    hidden = _hidden(evidence, states) if incident.outage else np.zeros_like(states, bool)
     decided = np.where((decided == 0) & hidden.any(axis=1), -1, decided).astype(np.int8)
     last = _last(np.where((hidden.any(axis=1) & (decided == -1))[:, None], hidden, states == decided[:, None]))
-    for at, episodes in counted.items():
-        if episodes:
-            last[at] = episodes[-1][-1]
+    last[present] = [counted[at][-1][-1] for at in np.flatnonzero(present).tolist()]
 
     # a third of the shortest look is enough if many requests have finished meanwhile; three scrapes never are
     watched, wanted = queries.span + queries.source.interval, shortest_look(incident)
@@ -183,12 +181,12 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
     brief = (decided == 0) & ~enough
 
     early = window.seconds if any(symptom.signal.throughout for symptom in incident.symptoms) else 0.0
-    own = dict.fromkeys((*incident.symptoms, *incident.supports))
+    conditions = dict.fromkeys((*incident.symptoms, *incident.supports))
     return DecisionTable(
         early=early,
         watched=window.seconds if incident.severity == "info" else early,
-        lasting=tuple(condition for condition in own if condition.signal.throughout),
-        runs={at: counted[at] or found[at] for at in found},
+        lasting=tuple(condition for condition in conditions if condition.signal.throughout),
+        runs={at: counted[at] or episodes[at] for at in held},
         evidence=evidence,
         states=states,
         decided=np.where(brief, -1, decided).astype(np.int8),
@@ -198,12 +196,13 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
     )
 
 
-def _conjunction(incident: Incident, evidence: Evidence) -> Trits:
+def _conjunction(evidence: Evidence) -> Trits:
     """Decide the conjunction of the conditions per subject and instant: false beats missing, missing beats true.
 
     If all is false already, the other conditions do not matter: symptoms come first, the shortest of them above all,
     because the conditions that rule a look-alike out hold on most servers.
     """
+    incident = evidence.incident
     symptoms = sorted(incident.symptoms, key=lambda symptom: len(expanded(symptom.signal.promql)))
     states = np.ones((len(evidence.subjects), len(evidence.instants)), np.int8)
     for condition in (*symptoms, *incident.conditions[len(symptoms) :]):
@@ -214,18 +213,18 @@ def _conjunction(incident: Incident, evidence: Evidence) -> Trits:
     return states
 
 
-def _hidden(incident: Incident, evidence: Evidence, states: Trits) -> NDArray[np.bool_]:
+def _hidden(evidence: Evidence, states: Trits) -> Bools:
     """Return where all symptoms of an outage held lately, and what would tell it from a look-alike was unknown.
 
     It may be over, but it still says that the server may have served nobody.
     """
-    hidden: NDArray[np.bool_] = (states == -1) & (evidence.instants >= evidence.instants[-1] - RECENT * 1000)
-    for symptom in incident.symptoms if hidden.any() else ():
+    hidden: Bools = (states == -1) & (evidence.instants >= evidence.instants[-1] - RECENT * 1000)
+    for symptom in evidence.incident.symptoms if hidden.any() else ():
         hidden = hidden & (evidence.of(symptom).held == 1)
     return hidden
 
 
-def _last(where: NDArray[np.bool_]) -> Places:
+def _last(where: Bools) -> Places:
     """Return the place of the last true value in each row."""
     last: Places = where.shape[1] - 1 - where[:, ::-1].argmax(axis=1)
     return last
@@ -293,6 +292,10 @@ class Reading(NamedTuple):
     history: Sequence[float | None]
     culprits: tuple[str, ...] = ()
 
+    def met_by(self, value: float | None) -> bool | None:
+        """Return True if the condition holds for another value of its signal; None for no value."""
+        return None if value is None else bool(COMPARE[self.condition.op](value, self.limit))
+
     @property
     def shown(self) -> str:
         """The value with its unit, "-" for no value."""
@@ -351,29 +354,22 @@ class Readings(Sequence[Reading]):
 # crash, was restarted: that counts only if it repeats.
 
 
-def runs(states: NDArray[np.int8], times: Instants, apart: float) -> list[Run]:
+def runs(states: Trits, times: Instants, apart: float) -> list[Run]:
     """Return the episodes of one subject: health for more than `apart` seconds separates two of them."""
     at = np.flatnonzero(states == 1)
     health = np.diff(np.cumsum(states == 0)[at]) > 0
     return np.split(at, np.flatnonzero(health & (np.diff(times[at]) > apart * 1000)) + 1) if len(at) else []
 
 
-def counting(
-    states: NDArray[np.int8],
-    found: Sequence[Run],
-    subject: Subject,
-    incident: Incident,
-    window: Window,
-    times: Instants,
-    queries: QueryCache,
-) -> list[Run]:
+def _counting(states: Trits, episodes: Sequence[Run], subject: Subject, evidence: Evidence) -> list[Run]:
     """Return the episodes of a subject that count as the incident; the others are notes."""
+    incident, times, queries = evidence.incident, evidence.instants, evidence.queries
     hold, last = seconds(incident.hold), len(times) - 1
     # a day of a fleet is judged at few instants: what holds at one of them held for about as long as they are apart
     apart = max(queries.source.interval, float(np.median(np.diff(times))) / 1000 if last else 0.0)
     needed = hold - apart / 2
     could_hold = bool((states[times >= times[-1] - needed * 1000] != 0).all())
-    could_last = queries.span >= max(seconds(incident.window), window.seconds) + hold
+    could_last = queries.span >= max(seconds(incident.window), evidence.window.seconds) + hold
 
     def lasted(run: Run) -> bool:
         """Return True if it held for its `hold`, or goes on and held for as long as a look at a live server takes.
@@ -385,27 +381,25 @@ def counting(
         goes_on = run[-1] == last and (could_hold or lengths[-1] >= LOOK)
         return max(lengths) >= needed or goes_on
 
-    def counts(at: int) -> bool:
-        run = found[at]
+    def counts(run: Run) -> bool:
         is_over = run[-1] < last
         if not incident.outage:
             return lasted(run) or not could_last
         if incident.crash is not None and is_over:
-            sign = queries.ask(incident.crash.signal, incident.per, window).get(subject)
-            crashed = sign is not None and (sign[run[0] :] >= queries.contract.limit(incident.crash.limit)).any()
-            repeats = any(abs(float(times[run[0]] - times[other[0]])) <= RECENT * 1000 for other in found[:at])
-            repeats |= any(abs(float(times[run[0]] - times[other[0]])) <= RECENT * 1000 for other in found[at + 1 :])
-            return bool(crashed or repeats or (lasted(run) and not _restarted(run, subject, incident, window, queries)))
+            sign = evidence.ask(incident.crash.signal).get(subject)
+            crashed = sign is not None and (sign[run[0] :] >= evidence.limit(incident.crash)).any()
+            near = [other for other in episodes if abs(float(times[run[0]] - times[other[0]])) <= RECENT * 1000]
+            return bool(crashed or len(near) > 1 or (lasted(run) and not _restarted(run, subject, evidence)))
         return not is_over or float(times[last] - times[run[-1]]) <= RECENT * 1000 or lasted(run)
 
-    return [run for at, run in enumerate(found) if counts(at)]
+    return [run for run in episodes if counts(run)]
 
 
-def _restarted(run: Run, subject: Subject, incident: Incident, window: Window, queries: QueryCache) -> bool:
+def _restarted(run: Run, subject: Subject, evidence: Evidence) -> bool:
     """Return True if another process answers after the episode, or if no page before it can be compared."""
     compared = False
     for promql, sign in ((START_TIME, 1), (TOKENS, -1)):
-        row = queries.ask(promql, incident.per, window).get(subject)
+        row = evidence.ask(promql).get(subject)
         if row is not None:
             before, after = (sign * part[np.isfinite(part)] for part in (row[: run[0] + 1], row[run[-1] :]))
             if len(before) and len(after):

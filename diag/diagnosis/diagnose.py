@@ -6,6 +6,8 @@ present. `Incident.query()` is the same conjunction for a Prometheus; a property
 """
 
 import math
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
-from diag.core.subjects import Subject, SubjectIndex, filled
+from diag.core.subjects import Subject, SubjectIndex, filled, instance_name, label_value
 from diag.diagnosis.decision_table import COMPARE, RECENT, Episode, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.query_cache import QueryCache, Window
 
@@ -69,6 +71,16 @@ class Diagnosis(NamedTuple):
     severity_alone: Severity = "info"
 
     @property
+    def server(self) -> str:
+        """The server of its subject."""
+        return instance_name(self.subject)
+
+    @property
+    def is_alarming(self) -> bool:
+        """True if it is present, with an impact."""
+        return self.state == "present" and bool(RANK[self.severity])
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """The signals of its conditions that have no value at the instant that is reported."""
         readings = {reading.condition: reading for reading in (*self.symptoms, *self.supports, *self.escalation)}
@@ -104,6 +116,37 @@ class Diagnosis(NamedTuple):
         return tuple(dict.fromkeys(name for reading in self.symptoms if reading.holds for name in reading.culprits))
 
 
+class Quote(NamedTuple):
+    """A line of a log: `file` is "" and `line` None if unknown.
+
+    `process` is the process of vLLM that wrote it, `cause` the exception that it was raised from, and `frames` the
+    innermost frames of its traceback; "" for none.
+    """
+
+    text: str
+    file: str
+    line: int | None
+    process: str
+    cause: str
+    frames: str = ""
+
+    @property
+    def place(self) -> str:
+        """File and line: "server.log:71"; "" if unknown."""
+        return f"{self.file}:{self.line}" if self.line is not None else self.file
+
+    @property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """Values for a command that reads the file, as a shell takes them.
+
+        Empty if the place is unknown. The tilde of a home folder, which is not named, has to stand outside of quotes.
+        """
+        if not self.file or self.line is None:
+            return ()
+        home, rest = re.match(r"((?:~/)?)(.*)", self.file, re.DOTALL).groups()  # type: ignore[union-attr]
+        return (("log", f"{home}{shlex.quote(rest)}"),)
+
+
 def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
     """Judge every incident for every subject; present ones first, the primary first of all.
 
@@ -111,35 +154,30 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
     """
 
     def with_culprits(readings: Sequence[Reading], diagnosis: Diagnosis) -> tuple[Reading, ...]:
-        named = (culprits(reading.condition.signal, diagnosis, queries) for reading in readings)
+        named = ((reading, culprits(reading.condition.signal, diagnosis, queries)) for reading in readings)
         return tuple(
-            reading._replace(culprits=tuple(dict.fromkeys(text for _, text in found))) if found else reading
-            for reading, found in zip(readings, named, strict=True)
+            reading._replace(culprits=tuple(dict.fromkeys(text for _, text in names))) if names else reading
+            for reading, names in named
         )
 
     diagnoses: list[Diagnosis] = []
     for incident in incidents:
-        slow = [
-            found for burning, window in slow_burns(incident, queries) for found in _decide(burning, window, queries)
-        ]
-        holds = {found.subject: found for found in slow if found.ongoing}
-        for found in _decide(incident, queries.window(incident), queries):
-            decided = found if found.state == "present" else holds.get(found.subject, found)
+        slow = [one for burning, window in slow_burns(incident, queries) for one in _decide(burning, window, queries)]
+        burning = {diagnosis.subject: diagnosis for diagnosis in slow if diagnosis.ongoing}
+        for diagnosis in _decide(incident, queries.window(incident), queries):
+            decided = diagnosis if diagnosis.state == "present" else burning.get(diagnosis.subject, diagnosis)
             if decided.state == "present":
-                symptoms, supports = (with_culprits(each, decided) for each in (decided.symptoms, decided.supports))
+                symptoms, supports = (with_culprits(some, decided) for some in (decided.symptoms, decided.supports))
                 decided = decided._replace(symptoms=symptoms, supports=supports)
             diagnoses.append(decided)
-    others = SubjectIndex((found.subject, found) for found in diagnoses)
-    return ranked([_rule_out(found, others) if found.state == "present" else found for found in diagnoses])
+    others = SubjectIndex((other.subject, other) for other in diagnoses)
+    return ranked([_rule_out(one, others) if one.state == "present" else one for one in diagnoses])
 
 
 def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses with ended incidents as absent; incidents that they explained stand for themselves."""
-    now = [
-        found._replace(state="absent" if found.state == "present" and not found.ongoing else found.state)
-        for found in diagnoses
-    ]
-    return ranked(now)
+    ended = (diagnosis.state == "present" and not diagnosis.ongoing for diagnosis in diagnoses)
+    return ranked([one._replace(state="absent") if over else one for one, over in zip(diagnoses, ended, strict=True)])
 
 
 def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator[Diagnosis]:
@@ -147,48 +185,46 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
     table = decision_table(incident, window, queries)
     instants = tuple((table.instants / 1000).tolist())
     for place, subject in enumerate(table.subjects):
-        state = STATES[int(table.decided[place])]
+        state, last = STATES[int(table.decided[place])], int(table.last[place])
+        is_present = state == "present"
         episodes = table.episodes(place)
-        ongoing = bool(table.ongoing[place]) and not queries.is_gone(subject)
         symptoms = Readings(incident.conditions, table, place)
-        escalation = Readings((incident.escalates,) if incident.escalates else (), table, place)
         missing = (  # every reading is a query: they are read only where a query was refused
             [reading.condition.signal for reading in symptoms if reading.value is None]
             if state == "unknown" and queries.unanswered
             else []
         )
         refused = all(signal.promql in queries.unanswered for signal in missing)
-        if incident.began and state == "present":
+        if incident.began and is_present:
             when = queries.ask(incident.began, incident.per, window).get(subject)
-            if when is not None and when[table.last[place]] > 0:
-                episodes = ((float(when[table.last[place]]), episodes[-1][1]),)
-        found = Diagnosis(
+            if when is not None and when[last] > 0:
+                episodes = ((float(when[last]), episodes[-1][1]),)
+        diagnosis = Diagnosis(
             incident=incident,
             subject=subject,
             state=state,
             severity=incident.severity,
-            since=episodes[0][0] if state == "present" else None,
-            until=instants[int(table.last[place])] if state == "present" else None,
+            since=episodes[0][0] if is_present else None,
+            until=instants[last] if is_present else None,
             episodes=episodes,
-            ongoing=ongoing,
+            ongoing=bool(table.ongoing[place]) and not queries.is_gone(subject),
             instants=instants,
             symptoms=symptoms,
             supports=Readings(incident.supports, table, place),
-            escalation=escalation,
+            escalation=Readings((incident.escalates,) if incident.escalates else (), table, place),
             unanswered=tuple(signal.name for signal in missing) if refused else (),
             brief=bool(table.brief[place]),
             watched=table.watched,
         )
-        severity = found.full_severity
-        if state == "present" and not ongoing:
+        severity = diagnosis.full_severity
+        if is_present and not diagnosis.ongoing:
             ended = queries.source.instants[-1] / 1000 - episodes[-1][1]
             breather = queries.live(incident.live_window).seconds + queries.source.interval
-            if (
-                incident.outage or incident.burns or ended > breather
-            ):  # a condition that has just ended may hold again at the next scrape
+            # a condition that has just ended may hold again at the next scrape
+            if incident.outage or incident.burns or ended > breather:
                 is_recent = incident.outage and ended <= RECENT
                 severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
-        yield found._replace(severity=severity, severity_alone=severity)
+        yield diagnosis._replace(severity=severity, severity_alone=severity)
 
 
 def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[tuple[Mapping[str, str], str]]:
@@ -209,12 +245,49 @@ def culprit_series(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) ->
                 yield dict(labels), float(row[diagnosis.reported])
 
 
+def quotes(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Quote, ...]:
+    """Return the newest line that the server logged about a present incident, as it was when it was last present."""
+    signal = diagnosis.incident.quotes
+    if signal is None or diagnosis.state != "present":
+        return ()
+    newest = max(culprit_series(signal, diagnosis, queries), key=lambda pair: pair[1], default=None)
+    if newest is None:
+        return ()
+    text, file, number, process, cause, frames = (
+        label_value(newest[0], name) for name in ("text", "file", "line", "process", "cause", "frames")
+    )
+    line = int(number) if number.isdecimal() and len(number) < 12 else None
+    return (Quote(text, file, line, process, cause, frames),)
+
+
 # -- which incident is the cause, and which comes first ---------------------------------------------------------------
 
 
 def ranked(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses with the cause of each present one, in the order of a report."""
-    return _order(_explain(diagnoses))
+    """Return the diagnoses with the cause of each present one, in the order of a report.
+
+    Present ones come first, the worst first; one is primary per scope, and an engine lies within its instance's scope.
+    A violated latency SLO shows the impact on users and not the cause: any other incident with an impact comes first.
+    """
+    states = ("present", "unknown", "absent")
+    ordered = sorted(
+        _explain(diagnoses),
+        key=lambda d: (
+            states.index(d.state),
+            d.explained_by is not None,
+            RANK[d.severity] == 0,
+            d.incident.telemetry,
+            bool(d.incident.burns) and d.incident.escalates is None,
+            *_weight(d),
+            d.subject,
+        ),
+    )
+    primaries: SubjectIndex[None] = SubjectIndex()
+    for place, diagnosis in enumerate(ordered):
+        if diagnosis.is_alarming and not any(primaries.like(diagnosis.subject)):
+            primaries.add(diagnosis.subject, None)
+            ordered[place] = diagnosis._replace(primary=True)
+    return tuple(ordered)
 
 
 def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosis:
@@ -243,7 +316,7 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosi
             for reading in other.symptoms:
                 value = reading.history[at]
                 is_unknown |= value is None
-                if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+                if reading.met_by(value) is False:
                     against = reading._replace(value=value, culprits=())
                     refuted.append(Refuted(look_alike.name, against, by_requirement=True))
                     break
@@ -272,40 +345,41 @@ def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
     return True
 
 
-def _explain(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
+def _explain(diagnoses: list[Diagnosis]) -> Iterator[Diagnosis]:
     """Nest each present incident under its cause: if there are several, under one that has no cause itself.
 
     A cause goes on while the outage does that it brought about: a server that the kernel has killed is still down.
     """
-    present = SubjectIndex((found.subject, found) for found in diagnoses if found.state == "present")
-    causes = [
-        [cause for _, cause in present.like(found.subject) if _is_cause(cause, found)]
-        if found.state == "present"
-        else []
-        for found in diagnoses
-    ]
-    follows = {id(found) for found, why in zip(diagnoses, causes, strict=True) if why}
-    best = [min(why, key=lambda c: (id(c) in follows, *_weight(c)), default=None) for why in causes]
+    present = SubjectIndex((diagnosis.subject, diagnosis) for diagnosis in diagnoses if diagnosis.state == "present")
+    causes = {
+        id(effect): [cause for _, cause in present.like(effect.subject) if _is_cause(cause, effect)]
+        for effect in diagnoses
+        if effect.state == "present"
+    }
+    best = {
+        effect: min(several, key=lambda cause: (bool(causes[id(cause)]), *_weight(cause)))
+        for effect, several in causes.items()
+        if several
+    }
     caused: dict[int, Severity] = {}
     lasting = set()
-    for found, cause in zip(diagnoses, best, strict=True):
-        if cause and found.incident.id not in cause.incident.explains:
-            caused[id(cause)] = max(caused.get(id(cause), "info"), found.severity_alone, key=RANK.__getitem__)
-        if cause and found.incident.outage and found.ongoing and (found.since or -math.inf) <= cause.episodes[-1][1]:
-            lasting.add(id(cause))
-    explained = []
-    for found, cause in zip(diagnoses, best, strict=True):
-        alone = found.full_severity if id(found) in lasting else found.severity_alone
-        explained.append(
-            found._replace(
-                explained_by=cause.incident.id if cause else None,
-                primary=False,
-                ongoing=found.ongoing or id(found) in lasting,
-                severity_alone=alone,
-                severity=max(alone, caused.get(id(found), "info"), key=RANK.__getitem__),
-            )
+    for effect in diagnoses:
+        if cause := best.get(id(effect)):
+            if effect.incident.id not in cause.incident.explains:
+                worst = max(caused.get(id(cause), "info"), effect.severity_alone, key=RANK.__getitem__)
+                caused[id(cause)] = worst
+            if effect.incident.outage and effect.ongoing and (effect.since or -math.inf) <= cause.episodes[-1][1]:
+                lasting.add(id(cause))
+    for diagnosis in diagnoses:
+        goes_on, why = id(diagnosis) in lasting, best.get(id(diagnosis))
+        alone = diagnosis.full_severity if goes_on else diagnosis.severity_alone
+        yield diagnosis._replace(
+            explained_by=why.incident.id if why else None,
+            primary=False,
+            ongoing=diagnosis.ongoing or goes_on,
+            severity_alone=alone,
+            severity=max(alone, caused.get(id(diagnosis), "info"), key=RANK.__getitem__),
         )
-    return explained
 
 
 def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
@@ -313,36 +387,6 @@ def _weight(diagnosis: Diagnosis) -> tuple[float | str, ...]:
     supported."""
     tie: tuple[float, ...] = ()
     if diagnosis.state == "present":
-        known = [reading.holds for reading in diagnosis.supports if reading.holds is not None]
-        supported = sum(known) / max(1, len(known))
-        tie = (-len(diagnosis.incident.explains), -supported)
+        decided = [reading.holds for reading in diagnosis.supports if reading.holds is not None]
+        tie = (-len(diagnosis.incident.explains), -sum(decided) / max(1, len(decided)))
     return (-RANK[diagnosis.severity], not diagnosis.ongoing, len(diagnosis.subject), *tie, diagnosis.incident.id)
-
-
-def _order(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Sort present ones first, the worst first; one primary per scope, and an engine lies within its instance's scope.
-
-    A violated latency SLO shows the impact on users and not the cause: any other incident with an impact comes first.
-    """
-    states = ("present", "unknown", "absent")
-    ranked = sorted(
-        diagnoses,
-        key=lambda d: (
-            states.index(d.state),
-            d.explained_by is not None,
-            RANK[d.severity] == 0,
-            d.incident.telemetry,
-            bool(d.incident.burns) and d.incident.escalates is None,
-            *_weight(d),
-            d.subject,
-        ),
-    )
-    primaries: SubjectIndex[None] = SubjectIndex()
-    ordered = []
-    for diagnosis in ranked:
-        has_impact = diagnosis.state == "present" and diagnosis.severity != "info"
-        is_primary = has_impact and not any(primaries.like(diagnosis.subject))
-        if is_primary:
-            primaries.add(diagnosis.subject, None)
-        ordered.append(diagnosis._replace(primary=True) if is_primary else diagnosis)
-    return tuple(ordered)

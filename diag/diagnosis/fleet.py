@@ -6,13 +6,12 @@ returns only a few.
 """
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-from diag.core.contract import Contract
 from diag.core.errors import NotAnswered
 from diag.core.formatting import quantity
 from diag.core.incident import OPPOSITE, Incident
@@ -24,7 +23,6 @@ from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import VERSIONS, QueryCache
 from diag.diagnosis.report import Observed, ObservedServer, Report
 from diag.diagnosis.shared_labels import SharedLabel, holders, ill_groups, shared_labels
-from diag.diagnosis.telemetry_checks import not_measured
 from diag.knowledge.formulas import SUBJECTS, comparison, conjunction, formula, generation_series
 from diag.promql import Formula
 from diag.sources.prometheus.properties import VERSION, properties
@@ -39,12 +37,7 @@ REPRESENTATIVES = 2
 """Servers on which an incident cannot be judged that are read in full, and as many on which it is absent."""
 
 
-def judge(remote: PrometheusSource, incidents: Sequence[Incident], contract: Contract, launch: str = "") -> Report:
-    """Judge all servers of the Prometheus; `launch` is the command of the server if there is only one."""
-    return judge_queries(remote, incidents, QueryCache(remote, contract), launch)
-
-
-def judge_queries(
+def judge(
     remote: PrometheusSource,
     incidents: Sequence[Incident],
     queries: QueryCache,
@@ -52,14 +45,18 @@ def judge_queries(
     *,
     only_suspects: bool = False,
 ) -> Report:
-    """Judge all servers by a cache that can be queried further afterwards.
+    """Judge all servers of the Prometheus; `launch` is the command of the server if there is only one.
 
-    With `only_suspects`, if rules record the signals of a large fleet, the evidence is read only of those servers that
-    the recorded conditions do not clear: the report then lists no absent incident of a cleared server. The report of a
-    large fleet has no ceilings either. If the last scrape was long ago, no server is healthy.
+    `queries` is a cache that can be queried further afterwards. With `only_suspects`, if rules record the signals of a
+    large fleet, the evidence is read only of those servers that the recorded conditions do not clear: the report then
+    lists no absent incident of a cleared server. The report of a large fleet has no ceilings either. If the last scrape
+    was long ago, no server is healthy.
     """
     launch = shown(launch)
-    with _no_collection(), ThreadPoolExecutor(AT_ONCE) as pool:
+    with ExitStack() as stack:
+        gc.disable()  # with the objects of a thousand servers, collecting takes half as long as judging them
+        stack.callback(gc.enable)
+        pool = stack.enter_context(ThreadPoolExecutor(AT_ONCE))
         context = pool.submit(_context, remote, incidents, queries)
         judged, suspicious = queries, None
         is_large = only_suspects and len(remote.members) > FEW
@@ -73,10 +70,10 @@ def judge_queries(
         )
         for _ in pool.map(lambda query: judged.ask(*query), wanted):
             pass
-        observed, versions, queries.gone = context.result()
+        observed, queries.gone = context.result()
         judged.gone = queries.gone
         alone = launch if len(remote.members) == 1 else ""
-        running = {name: Running(versions.get(name, ""), alone) for name in remote.members}
+        running = {server.name: Running(server.version, alone) for server in observed.servers}
         report = build_report(observed, incidents, queries, running, judged, with_ceilings=not is_large)
         report = report._replace(shared=_shared(report, remote, queries, suspicious))
     report = report._replace(observed=report.observed._replace(notes=remote.notes))
@@ -87,25 +84,14 @@ def judge_queries(
     return report
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Suspend garbage collection: with the objects of a thousand servers it takes half as long as judging them."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def _context(
     remote: PrometheusSource, incidents: Sequence[Incident], queries: QueryCache
-) -> tuple[Observed, dict[str, str], frozenset[str]]:
-    """Return the servers and their scrapes, their vLLM versions, and the servers that are gone."""
+) -> tuple[Observed, frozenset[str]]:
+    """Return the servers and their scrapes, and the servers that are gone."""
     scraped = telemetry.scrapes(queries)
     gone = frozenset(name for name, scrapes in scraped.items() if scrapes.last is not None)
     running = queries.ask(VERSIONS, ("instance",), queries.whole)
     versions = {instance_name(subject): label_value(subject, "version") for subject in running}
-    models = {name: ", ".join(sorted(member.models)) for name, member in remote.members.items()}
     observed = Observed(
         source="prometheus",
         target=remote.shown,
@@ -113,12 +99,15 @@ def _context(
         end=float(remote.instants[-1]) / 1000,
         scrapes=sum(scrapes.count for scrapes in scraped.values()),
         failed_scrapes=sum(scrapes.failed for scrapes in scraped.values()),
-        servers=tuple(ObservedServer(name, versions.get(name, ""), models[name]) for name in remote.members),
+        servers=tuple(
+            ObservedServer(name, versions.get(name, ""), ", ".join(sorted(member.models)))
+            for name, member in remote.members.items()
+        ),
         defects=telemetry.defects(remote, scraped, incidents, queries),
-        not_measured=not_measured(queries),
+        not_measured=telemetry.not_measured(queries),
     )
     # if all are gone, they are judged as they were last
-    return observed, versions, gone if gone < scraped.keys() else frozenset()
+    return observed, gone if gone < scraped.keys() else frozenset()
 
 
 # -- the servers that are worth a look --------------------------------------------------------------------------------
@@ -138,37 +127,42 @@ def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: Q
     on some but not all.
     """
     names = frozenset(remote.members)
-    finding: list[tuple[Incident, Formula]] = []  # incidents are found by their own conditions or at a burn rate
+
+    def matching(query: Formula) -> frozenset[str]:
+        """Return the servers for which a formula has a sample; all of them if the query is refused."""
+        with suppress(NotAnswered):
+            return remote.matching(query)
+        return names
+
+    def count(query: Formula) -> int:
+        """Return how many subjects have a sample at the last instant; 1 if the query is refused."""
+        with suppress(NotAnswered):
+            return remote.count(query)
+        return 1
+
+    finding: list[tuple[str, Formula]] = []  # incidents are found by their own conditions or at a burn rate
     for incident in incidents:
-        finding.append((incident, conjunction(incident, queries.window(incident).text, queries.contract)))
+        finding.append((incident.id, conjunction(incident, queries.window(incident).text, queries.contract)))
         for burn in incident.burns:
             burning = incident.over(burn)
             long, short = (conjunction(burning, span, queries.contract) for span in (burn.long, burn.short))
             both = Formula("", f"{long.text} and {short.text}", {**long.parts, **short.parts})
-            finding.append((incident, both))
-    present: dict[str, frozenset[str]] = {}
-    for (incident, _), found in zip(finding, pool.map(partial(_matching, remote), finding), strict=True):
-        present[incident.id] = present.get(incident.id, frozenset()) | found
-
-    def count(asked: tuple[Incident, Formula]) -> int:
-        """Return how many subjects have a sample at the last instant; 1 if the query is refused."""
-        try:
-            return remote.count(asked[1])
-        except NotAnswered:
-            return 1
-
-    clearing = [(incident, _not_absent(incident, queries)) for incident in incidents]
+            finding.append((incident.id, both))
+    present: dict[str, frozenset[str]] = defaultdict(frozenset)
+    for (name, _), servers in zip(finding, pool.map(matching, (query for _, query in finding)), strict=True):
+        present[name] |= servers
+    clearing = [_not_absent(incident, queries) for incident in incidents]
     counts = dict(zip(present, pool.map(count, clearing), strict=True))
-    asked = [
-        (incident, part)
-        for incident, part in clearing
+    doubtful = {
+        incident.id: query
+        for incident, query in zip(incidents, clearing, strict=True)
         if present[incident.id] or 0 < counts[incident.id] < len(queries.subjects(incident.per))
-    ]
-    listed = dict(zip((part[0].id for part in asked), pool.map(partial(_matching, remote), asked), strict=True))
+    }
+    listed = dict(zip(doubtful, pool.map(matching, doubtful.values()), strict=True))
     not_absent = {name: listed.get(name, names if counts[name] else frozenset()) for name in present}
     worth: set[str] = set().union(*present.values())
-    for matching in not_absent.values():
-        for some in (matching - worth, names - matching):
+    for servers in not_absent.values():
+        for some in (servers - worth, names - servers):
             worth.update(sorted(some)[:REPRESENTATIVES])
     return Suspects(frozenset(worth), not_absent)
 
@@ -189,14 +183,6 @@ def _not_absent(incident: Incident, queries: QueryCache) -> Formula:
     return Formula("", text, parts)
 
 
-def _matching(remote: PrometheusSource, asked: tuple[Incident, Formula]) -> frozenset[str]:
-    """Return the servers for which a formula has a sample; all of them if the query is refused."""
-    try:
-        return remote.matching(asked[1])
-    except NotAnswered:
-        return frozenset(remote.members)
-
-
 # -- the labels that ill servers share --------------------------------------------------------------------------------
 
 
@@ -214,8 +200,7 @@ def _shared(
     groups = ill_groups([finding.diagnosis for finding in report.findings], queries.gone, cleared)
     if not groups:
         return ()
-    versions: dict[str, tuple[str, ...]] = {}
+    versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for subject in queries.ask(VERSIONS, ("instance",), queries.whole):  # in the cache
-        name = instance_name(subject)
-        versions[name] = (*versions.get(name, ()), label_value(subject, "version"))
+        versions[instance_name(subject)] += (label_value(subject, "version"),)
     return shared_labels(groups, {**properties(remote, *holders(groups)), VERSION: versions})

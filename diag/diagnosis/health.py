@@ -12,16 +12,15 @@ import numpy as np
 
 from diag.core.formatting import plural
 from diag.core.incident import RANK
-from diag.core.subjects import Subject, instance_name
+from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import COMPARE, RECENT, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.progress import FAILED, Progress
-from diag.diagnosis.query_cache import QueryCache, Window
+from diag.diagnosis.progress import FAILED, INSTANCE, Progress
+from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
-from diag.knowledge.health import GOOD, HEALTH, PARTS, HealthPart
+from diag.knowledge.health import GOOD, HEALTH, PARTS
 
-INSTANCE = ("instance",)
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
 
@@ -58,12 +57,12 @@ class HealthEvidence(NamedTuple):
 
     def of(self, server: str) -> "HealthEvidence":
         """Return the health of one server."""
-        missing = tuple(each for each in self.missing if each.server in ("", server))
-        names = {each.name for each in missing}
+        missing = tuple(item for item in self.missing if item.server in ("", server))
+        names = {item.name for item in missing}
         seen = tuple(part.name for part in PARTS if part.name not in names)
-        suspects = (each for each in self.suspects if instance_name(each.diagnosis.subject) == server)
-        ignored = (each for each in self.ignored if instance_name(each.subject) == server)
-        return HealthEvidence(seen, missing, tuple(suspects), tuple(ignored))
+        suspects = tuple(suspect for suspect in self.suspects if suspect.diagnosis.server == server)
+        ignored = tuple(diagnosis for diagnosis in self.ignored if diagnosis.server == server)
+        return HealthEvidence(seen, missing, suspects, ignored)
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -85,13 +84,14 @@ def health(
     """
     lately = queries.live("30s")
     judged = {instance_name(engine.subject) for engine in progress}  # a headless node has no page of its own
-    missing = [
-        NotSeen(part.name, part.lacks, instance_name(subject))
-        for part in PARTS
-        for subject in _blind(part, lately, queries)
-        if instance_name(subject) in judged
-    ]
-    present = {instance_name(each.subject) for each in diagnoses if each.state == "present" and RANK[each.severity]}
+    missing = []
+    for part in PARTS:
+        rows = queries.ask(part.evidence, part.per, lately)
+        for subject in queries.subjects(part.per):
+            row, name = rows.of(subject), instance_name(subject)
+            if (row is None or np.isnan(row[-1])) and name in judged and not queries.is_gone(subject):
+                missing.append(NotSeen(part.name, part.lacks, name))
+    present = {diagnosis.server for diagnosis in diagnoses if diagnosis.is_alarming}
     missing += [
         NotSeen(PARTS[0].name, "progress of the requests in flight", instance_name(engine.subject))
         for engine in progress
@@ -110,35 +110,27 @@ def health(
     watched = queries.span + queries.source.interval
     uncollected = [re.compile(rf"\b{FAMILIES[name].metrics}") for name in not_measured]
     for diagnosis in diagnoses:
-        name = instance_name(diagnosis.subject)
-        if name in present or not (signs := _signs(diagnosis)):  # the incident that is present explains them
+        if diagnosis.server in present or not (signs := _signs(diagnosis)):  # what is present explains them
             continue
         signals = dict.fromkeys(r.condition.signal for r in diagnosis.symptoms if r.holds is None)
         lacking = tuple(signal.name for signal in signals)
         is_short = queries.has_few_scrapes or watched < shortest_look(diagnosis.incident)
-        if harm := () if is_short else tuple(_harm(diagnosis, queries)):
-            suspects.append(Suspect(diagnosis, tuple(_each_once((*harm, *signs))), lacking))
+        if harm := [] if is_short else [*_harm(diagnosis, queries)]:
+            first: dict[str, Reading] = {}
+            for reading in (*harm, *signs):
+                first.setdefault(reading.condition.signal.name, reading)
+            suspects.append(Suspect(diagnosis, tuple(first.values()), lacking))
         elif any(
             signal.needs or not any(family.search(expanded(signal.promql)) for family in uncollected)
             for signal in signals
         ):
-            missing.append(NotSeen(diagnosis.incident.id, ", ".join(lacking), name))
-    found = tuple(dict.fromkeys(missing))
-    names = {each.name for each in found}
+            missing.append(NotSeen(diagnosis.incident.id, ", ".join(lacking), diagnosis.server))
+    names = {item.name for item in missing}
     return HealthEvidence(
         seen=tuple(part.name for part in PARTS if part.name not in names),
-        missing=found,
+        missing=tuple(dict.fromkeys(missing)),
         suspects=tuple(sorted(suspects, key=lambda suspect: -RANK[suspect.diagnosis.severity])),
     )
-
-
-def _blind(part: HealthPart, window: Window, queries: QueryCache) -> Iterable[Subject]:
-    """Yield the subjects on which a part has no evidence at the last instant; they exist still."""
-    rows = queries.ask(part.evidence, part.per, window)
-    for subject in queries.subjects(part.per):
-        row = rows.of(subject)
-        if not queries.is_gone(subject) and (row is None or np.isnan(row[-1])):
-            yield subject
 
 
 def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterable[NotSeen]:
@@ -153,7 +145,7 @@ def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -
             cut = max((row[-1] for _, row in rows if not np.isnan(row[-1])), default=0.0)
             if cut:
                 lacks = f"the log of a restart with up to {plural(round(cut), 'request')} in flight"
-                yield NotSeen("requests before a restart", lacks, instance_name(diagnosis.subject))
+                yield NotSeen("requests before a restart", lacks, diagnosis.server)
 
 
 def _signs(diagnosis: Diagnosis) -> list[Reading]:
@@ -161,10 +153,9 @@ def _signs(diagnosis: Diagnosis) -> list[Reading]:
     if diagnosis.state != "unknown" or diagnosis.brief or not RANK[diagnosis.severity]:
         return []
     incident = diagnosis.incident  # conditions that rule a look-alike out hold in health, too
-    own = ((incident.symptoms, diagnosis.symptoms), (incident.supports, diagnosis.supports))
     telling = (
         readings[at]
-        for conditions, readings in own
+        for conditions, readings in ((incident.symptoms, diagnosis.symptoms), (incident.supports, diagnosis.supports))
         for at, condition in enumerate(conditions)
         if condition.op.startswith(">") and not condition.signal.context
     )
@@ -182,11 +173,3 @@ def _harm(diagnosis: Diagnosis, queries: QueryCache) -> Iterable[Reading]:
                     history = [None if np.isnan(value) else float(value) for value in row]
                     yield Reading(condition, history[-1], limit, True, history)
                     break
-
-
-def _each_once(readings: Iterable[Reading]) -> Iterable[Reading]:
-    """Yield the readings, the first one of each signal."""
-    first: dict[str, Reading] = {}
-    for reading in readings:
-        first.setdefault(reading.condition.signal.name, reading)
-    return first.values()

@@ -7,10 +7,10 @@ from itertools import islice
 
 import numpy as np
 
-from diag.core.incident import RANK, Incident, seconds
-from diag.diagnosis.decision_table import COMPARE, LOOK, Reading
+from diag.core.incident import Incident, seconds
+from diag.diagnosis.decision_table import LOOK, Reading
 from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked
-from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache, SourceAtInstants
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.formulas import expanded
 
 MOST_DATED = 12
@@ -35,7 +35,7 @@ def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
     at = diagnosis.reported + 1
     began = None
     for instant, value in zip(reversed(diagnosis.instants[:at]), reversed(reading.history[:at]), strict=True):
-        if value is not None and not COMPARE[reading.condition.op](value, reading.limit):
+        if reading.met_by(value) is False:
             break
         began = instant if value is not None else began
     return began
@@ -45,36 +45,29 @@ def _first_sign(diagnosis: Diagnosis, since: float, window: float) -> float:
     """Return the time of the first sign of an episode: the first of its symptoms to hold without a break from then on.
 
     A median or a mean over a window holds up to a window later than what it measures, so that the onset lies in the
-    window before it. A symptom that has held for longer was there before, and is no sign of this episode.
+    window before it; a mean of a value that jumps goes in a straight line from the old value to the new one. A symptom
+    that has held for longer was there before, and is no sign of this episode.
     """
     if since not in diagnosis.instants or seconds(diagnosis.incident.live_window) > LOOK:
         return since
     instants, signs = diagnosis.instants, [since]
     place = instants.index(since)
     for reading in diagnosis.symptoms:
-        if reading.condition in diagnosis.incident.symptoms:
-            values = reading.history[: place + 1]
-            broken = [value is None or not COMPARE[reading.condition.op](value, reading.limit) for value in values]
-            first = place + 1 - broken[::-1].index(True) if True in broken else 0
-            if 0 < first <= place and instants[first] > since - window:
-                signs.append(instants[first] - window * _share_of_window(reading, first, instants, window))
+        if reading.condition not in diagnosis.incident.symptoms:
+            continue
+        values = reading.history[: place + 1]
+        first = 1 + max((at for at, value in enumerate(values) if not reading.met_by(value)), default=-1)
+        if not 0 < first <= place or instants[first] <= since - window:
+            continue
+        signal, off = reading.condition.signal, 0.0  # share of its window for which a mean had been off
+        if signal.unit != "bool" and signal.window_scaling != "peak" and AVERAGES.search(expanded(signal.promql)):
+            before = max((at for at in range(first) if instants[at] <= instants[first] - window), default=0)
+            beyond = (at for at in range(first, len(instants)) if instants[at] >= instants[first] + window)
+            old, new = reading.history[before], reading.history[min(beyond, default=-1)]
+            if old is not None and new is not None and new != old and reading.met_by(new):
+                off = min(max((reading.limit - old) / (new - old), 0.0), 1.0)
+        signs.append(instants[first] - window * off)
     return max(min(signs), since - window)
-
-
-def _share_of_window(reading: Reading, first: int, instants: Sequence[float], window: float) -> float:
-    """Return the share of its window for which a mean had been off before it crossed its threshold.
-
-    A mean of a value that jumps goes in a straight line from the old value to the new one within a window.
-    """
-    signal = reading.condition.signal
-    if signal.unit == "bool" or signal.window_scaling == "peak" or not AVERAGES.search(expanded(signal.promql)):
-        return 0.0
-    before = max((at for at in range(first) if instants[at] <= instants[first] - window), default=0)
-    after = min((at for at in range(first, len(instants)) if instants[at] >= instants[first] + window), default=-1)
-    old, new = reading.history[before], reading.history[after]
-    if old is None or new is None or not COMPARE[reading.condition.op](new, reading.limit) or new == old:
-        return 0.0
-    return min(max((reading.limit - old) / (new - old), 0.0), 1.0)
 
 
 def _first_scrape(diagnosis: Diagnosis, queries: QueryCache, until: float) -> float | None:
@@ -82,21 +75,23 @@ def _first_scrape(diagnosis: Diagnosis, queries: QueryCache, until: float) -> fl
 
     None if the row reaches back to the first sample, or as far as is looked, or the last scrape shows no sign.
     """
+    if diagnosis.incident.sign is None:
+        return None
     step, end = round(queries.source.interval * 1000), round(until * 1000)
     begin = max(queries.source.first, end - LOOK_BACK * 1000)
     scraped = queries.source.instants
     instants = scraped[(scraped >= begin) & (scraped <= end)]
     if len(instants) < (end - begin) // step:  # a long range is judged at fewer instants than it was scraped
         instants = end - step * np.arange((end - begin) // step, -1, -1, dtype=np.int64)
-    if diagnosis.incident.sign is None or not len(instants):
+    if not len(instants):
         return None
-    per, window = diagnosis.incident.per, queries.live("1s")
-    row = queries.ask(diagnosis.incident.sign, per, window, instants).of(diagnosis.subject)
+    rows = queries.ask(diagnosis.incident.sign, diagnosis.incident.per, queries.live("1s"), instants)
+    row = rows.of(diagnosis.subject)
     if row is None or not (row <= 0).any():
         return None
     clear = int(np.flatnonzero(row <= 0)[-1])
-    shown = np.flatnonzero(row[clear:] > 0)
-    return float(instants[clear + shown[0]]) / 1000 if len(shown) else None
+    signs = np.flatnonzero(row[clear:] > 0)
+    return float(instants[clear + signs[0]]) / 1000 if len(signs) else None
 
 
 def _began(diagnosis: Diagnosis, since: float | None, after: float | None, queries: QueryCache) -> float | None:
@@ -115,7 +110,7 @@ def _began(diagnosis: Diagnosis, since: float | None, after: float | None, queri
         instants = round(until * 1000) - step * np.arange((long + live) * 1000 // step, -1, -1, dtype=np.int64)
         if since is None:
             instants = instants[instants >= queries.source.first]
-        close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
+        close = queries.at(instants)
         again = (other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
         starts = (
             (since and other.instants[0]) if start is None else _first_sign(other, start, live)
@@ -136,7 +131,7 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
     """
     if len(queries.subjects(("instance",))) > FEW:
         return tuple(diagnoses)
-    found = [*diagnoses]
+    result = [*diagnoses]
     late = (
         place
         for place, diagnosis in enumerate(diagnoses)
@@ -144,14 +139,14 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
         and (diagnosis.state == "present" or any(since is not None for since, _ in diagnosis.episodes))
     )
     for place in islice(late, MOST_DATED):
-        diagnosis = found[place]
+        diagnosis = diagnoses[place]
         episodes = diagnosis.episodes[:-MOST_EPISODES]
         for since, until in diagnosis.episodes[-MOST_EPISODES:]:
             after = episodes[-1][1] if episodes else None
             episodes = (*episodes, (_began(diagnosis, since, after, queries), until))
         since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
-        found[place] = diagnosis._replace(since=since, episodes=episodes)
-    return ranked(found)
+        result[place] = diagnosis._replace(since=since, episodes=episodes)
+    return ranked(result)
 
 
 def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:
@@ -160,23 +155,19 @@ def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries
     Over five minutes, an incident of one minute is not present yet. A look at the end, which lasts as long as that of
     `diag doctor URL`, shows it.
     """
-    is_ill = any(found.state == "present" and RANK[found.severity] for found in diagnoses)
-    if is_ill or len(queries.subjects(("instance",))) > FEW:
-        return tuple(diagnoses)
     live = {each.id: queries.live(each.live_window).seconds for each in incidents if seconds(each.live_window) <= LOOK}
     late = [each for each in incidents if live.get(each.id, math.inf) < queries.window(each).seconds]
-    if not late:
+    is_fleet = len(queries.subjects(("instance",))) > FEW
+    if not late or is_fleet or any(diagnosis.is_alarming for diagnosis in diagnoses):
         return tuple(diagnoses)
     step, longest = round(queries.source.interval * 1000), max(live.values())
-    instants = queries.source.instants[-1] - step * np.arange(math.ceil(1000 * longest / step), -1, -1, dtype=np.int64)
-    close = QueryCache(SourceAtInstants(queries.source, instants), queries.contract)
+    close = queries.at(queries.source.instants[-1] - step * np.arange(math.ceil(1000 * longest / step), -1, -1))
     close.gone = queries.gone
-    shown = (found for found in diagnose(late, close) if found.state == "present" and found.ongoing)
-    begins = [found for found in shown if RANK[found.severity]]
-    now = {(found.incident.id, found.subject): found for found in dated(begins, queries)}
+    begins = [diagnosis for diagnosis in diagnose(late, close) if diagnosis.is_alarming and diagnosis.ongoing]
+    now = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in dated(begins, queries)}
     if not now:
         return tuple(diagnoses)
-    return ranked([now.get((found.incident.id, found.subject), found) for found in diagnoses])
+    return ranked([now.get((diagnosis.incident.id, diagnosis.subject), diagnosis) for diagnosis in diagnoses])
 
 
 def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:

@@ -50,19 +50,18 @@ class LengthHistogram:
         low, high = -5.0, 5.0
         for _ in range(24):
             power = (low + high) / 2
-            found = self.lower[at] + (self.edges[at] - self.lower[at]) * inside ** math.exp(power)
-            low, high = (power, high) if found.mean() > self.total / self.count else (low, power)
-        lengths: Floats = np.maximum(found, 1.0)
-        return lengths
+            lengths = self.lower[at] + (self.edges[at] - self.lower[at]) * inside ** math.exp(power)
+            low, high = (power, high) if lengths.mean() > self.total / self.count else (low, power)
+        at_least_one: Floats = np.maximum(lengths, 1.0)
+        return at_least_one
 
     def most_mean(self, place: int, *, beyond: bool) -> float:
         """Return the largest possible mean of the lengths up to an edge, or beyond it."""
-        own, other = (
-            (slice(place + 1, None), slice(place + 1)) if beyond else (slice(place + 1), slice(place + 1, None))
-        )
-        count = max(float(self.counts[own].sum()), 1e-9)
-        by_edges = float(self.counts[own] @ self.edges[own]) / count
-        by_total = (self.total - float(self.counts[other] @ self.lower[other])) / count
+        below, above = slice(place + 1), slice(place + 1, None)
+        inside, outside = (above, below) if beyond else (below, above)
+        count = max(float(self.counts[inside].sum()), 1e-9)
+        by_edges = float(self.counts[inside] @ self.edges[inside]) / count
+        by_total = (self.total - float(self.counts[outside] @ self.lower[outside])) / count
         return max(1.0, min(by_edges, by_total))
 
 
@@ -129,8 +128,8 @@ class TimeToFirstToken(NamedTuple):
 
     def percentile(self, share: float, *, long: bool) -> float:
         """Return a percentile of the requests with short or with long prompts."""
-        own = self.seconds[self.is_long == long]
-        return float(np.quantile(own, share)) if len(own) else math.nan
+        seconds = self.seconds[self.is_long == long]
+        return float(np.quantile(seconds, share)) if len(seconds) else math.nan
 
 
 def queue_prefills(load: LoadOfServer, costs: ServerCosts, longest_short: float) -> TimeToFirstToken:

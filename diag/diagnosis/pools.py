@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diag.core.formatting import quantity
-from diag.core.subjects import Floats, Subject, agree, instance_name, label_value
+from diag.core.subjects import Floats, Subject, instance_name, label_value
 from diag.diagnosis.onset import FEW
 from diag.diagnosis.pool_model import (
     SIGMAS,
@@ -97,7 +97,7 @@ class Pools(NamedTuple):
     @property
     def benefit(self) -> float:
         """Share of requests with short prompts, times the logarithm by which their TTFT p90 falls."""
-        shared, split = (each.percentile(0.9, long=False) for each in (self.shared, self.split[0]))
+        shared, split = (ttft.percentile(0.9, long=False) for ttft in (self.shared, self.split[0]))
         return float((~self.shared.is_long).mean()) * math.log(shared / split)
 
     @property
@@ -105,21 +105,22 @@ class Pools(NamedTuple):
         """The proposal in words, with TTFT of short and long prompts."""
         total = self.short + self.long
         more = f", {total - self.seen} more than today," if total > self.seen else ", as many as today,"
-        pools = dict(zip((False, True), self.split, strict=True))
-        effects = "; ".join(
-            f"{name} prompts {self._p90(self.now, long)} now, {self._p90(self.shared, long)} if {total} servers share "
-            f"all requests, {self._p90(pools[long], long)} in pools"
-            for long, name in ((False, "short"), (True, "long"))
-        )
+        effects = []
+        for name, long, pool in (("short", False, self.split[0]), ("long", True, self.split[1])):
+            now, shared, split = (
+                quantity(ttft.percentile(0.9, long=long), "seconds") for ttft in (self.now, self.shared, pool)
+            )
+            all_share = f"{shared} if {total} servers share all requests"
+            effects.append(f"{name} prompts {now} now, {all_share}, {split} in pools")
         return (
             f"With {total} servers{more} serve prompts up to {self.edge:,.0f} tokens on {self.short} and longer ones "
             f"on {self.long}. TTFT p90, computed from the lengths of this server (model error "
-            f"{100 * self.error:.0f} %): {effects}."
+            f"{100 * self.error:.0f} %): {'; '.join(effects)}."
         )
 
-    @staticmethod
-    def _p90(ttft: TimeToFirstToken, long: bool) -> str:
-        return quantity(ttft.percentile(0.9, long=long), "seconds")
+
+class NoPools(Exception):
+    """The reason why no pools are proposed."""
 
 
 class _Telemetry:
@@ -131,11 +132,12 @@ class _Telemetry:
         times = queries.source.instants
         self.at = times[(times <= end) & (times >= end - MOST_SECONDS * 1000)]
         self.latest = queries.holding(2 * queries.source.interval)
-        self.rows = {name: row for name, series in COUNTERS.items() if (row := self._row(series)) is not None}
-
-    def _row(self, series: str) -> Floats | None:
-        promql = f"sum by ($by) (last_over_time({series}[$window]))"
-        return self.queries.ask(promql, PER, self.latest, self.at).of(self.subject)
+        self.rows: dict[str, Floats] = {}
+        for name, series in COUNTERS.items():
+            promql = f"sum by ($by) (last_over_time({series}[$window]))"
+            row = queries.ask(promql, PER, self.latest, self.at).of(subject)
+            if row is not None:
+                self.rows[name] = row
 
     @property
     def seconds(self) -> float:
@@ -153,11 +155,11 @@ class _Telemetry:
     def histogram(self, family: str) -> tuple[list[float], list[float]]:
         """Return the edges of a histogram, and the observations up to each."""
         promql = f"sum by ($by, le) (last_over_time(vllm:{family}_bucket[$window]))"
-        found = {}
+        counts = {}
         for labels, row in self.queries.ask(promql, PER, self.latest, self.at).like(self.subject):
             with suppress(ValueError):
-                found[float(label_value(labels, "le"))] = float(row[-1] - row[0])
-        return sorted(found), [found[edge] for edge in sorted(found)]
+                counts[float(label_value(labels, "le"))] = float(row[-1] - row[0])
+        return sorted(counts), [counts[edge] for edge in sorted(counts)]
 
     def value(self, promql: str) -> float:
         """Return the value of an expression at the last scrape, NaN if there is none."""
@@ -169,12 +171,13 @@ class _Telemetry:
         window = Window(self.seconds, f"{max(1, round(self.seconds))}s")
         promql = "sum by ($by) (increase(vllm:request_success_total[$window]))"
         rows = self.queries.ask(promql, ("instance", "model_name"), window, self.at[-1:])
-        own = {dict(labels)["model_name"] for labels, _ in rows.like(self.subject) if agree(labels, self.subject)}
-        found = {
-            instance_name(labels): float(row[-1]) for labels, row in rows.items() if dict(labels)["model_name"] in own
+        models = {label_value(labels, "model_name") for labels, _ in rows.like(self.subject)}
+        rates = {
+            instance_name(labels): float(row[-1])
+            for labels, row in rows.items()
+            if label_value(labels, "model_name") in models
         }
-        mine = found.pop(instance_name(self.subject))
-        return [mine, *found.values()]
+        return [rates.pop(instance_name(self.subject)), *rates.values()]
 
 
 class _Present(NamedTuple):
@@ -185,7 +188,6 @@ class _Present(NamedTuple):
     worst: ServerCosts
     prompts: LengthHistogram
     computed: float
-    decoding: float
     error: float
 
 
@@ -197,114 +199,114 @@ def find_pools(
     `end` is the unix time up to which its telemetry is read. `budget` and `cap` are the running
     --max-num-batched-tokens and --max-num-seqs.
     """
-    instances, engines = len(queries.subjects(("instance",))), len(queries.subjects(("instance", "engine")))
+    instances, engines = len(queries.subjects(("instance",))), len(queries.subjects(PER))
     if instances > FEW or engines > instances:
         return "the load of many servers, or of several engines behind one address, is not looked at"
     if budget is None or cap is None:
         return "--max-num-batched-tokens and --max-num-seqs are unknown"
-    seen = _Telemetry(subject, end, queries)
-    present = _measure(seen, budget, cap)
-    if isinstance(present, str):
-        return present
-    peers = seen.rates_of_its_model()
+    telemetry = _Telemetry(subject, end, queries)
+    try:
+        present = _measure(telemetry, budget, cap)
+    except NoPools as reason:
+        return str(reason)
+    peers = telemetry.rates_of_its_model()
     if max(abs(rate - peers[0]) for rate in peers) > MOST_ERROR * peers[0]:
         return "the servers of this model do not share its requests evenly"
     servers = len(peers)
     slo = queries.contract.ttft_seconds if "ttft_seconds" in queries.contract.stated else 0.0
-    reason = "every split is too tight for one of its pools, or hardly better than servers that share all requests"
     for total in range(max(2, servers), MORE_SERVERS + servers + 1):
-        found = [
+        candidates = [
             pools
             for place in range(len(present.prompts.edges) - 1)
             for long in range(1, total)
             if (pools := _pools(present, place, (total - long, long), servers, slo))
         ]
-        if found:
-            return max(found, key=lambda each: each.benefit)
-    return reason
+        if candidates:
+            return max(candidates, key=lambda pools: pools.benefit)
+    return "every split is too tight for one of its pools, or hardly better than servers that share all requests"
 
 
-def _measure(seen: _Telemetry, budget: float, cap: float) -> _Present | str:
-    """Return the present server, or the reason why the model does not fit it."""
-    if missing := COUNTERS.keys() - seen.rows.keys():
-        return f"{', '.join(sorted(missing))}: not measured"
-    if len(seen.at) < FEWEST * STRIDE or not all(np.isfinite(row).all() for row in seen.rows.values()):
-        return "too few scrapes"
+def _measure(telemetry: _Telemetry, budget: float, cap: float) -> _Present:
+    """Return the present server; NoPools if the model does not fit it."""
+    rows, grown = telemetry.rows, telemetry.grown
+    if missing := COUNTERS.keys() - rows.keys():
+        raise NoPools(f"{', '.join(sorted(missing))}: not measured")
+    if len(telemetry.at) < FEWEST * STRIDE or not all(np.isfinite(row).all() for row in rows.values()):
+        raise NoPools("too few scrapes")
     gauges = {"running", "waiting", "usage"}
-    if any((np.diff(row) < 0).any() for name, row in seen.rows.items() if name not in gauges):
-        return "the server was restarted"
-    capacity, histograms = seen.value("$config_kv_cache_size_tokens"), [seen.histogram(f) for f in (PROMPTS, OUTPUTS)]
+    if any((np.diff(row) < 0).any() for name, row in rows.items() if name not in gauges):
+        raise NoPools("the server was restarted")
+    capacity = telemetry.value("$config_kv_cache_size_tokens")
+    histograms = [telemetry.histogram(family) for family in (PROMPTS, OUTPUTS)]
     if not capacity > 0 or any(len(e) < 3 or not math.isinf(e[-1]) or not 0 < c[-1] < math.inf for e, c in histograms):
-        return "the size of the KV cache or the lengths of requests are unknown"
+        raise NoPools("the size of the KV cache or the lengths of requests are unknown")
     prompts, outputs = (
-        LengthHistogram(edges, counts, seen.grown(name))
+        LengthHistogram(edges, counts, grown(name))
         for (edges, counts), name in zip(histograms, ("prompt_tokens", "output_tokens"), strict=True)
     )
     if min(prompts.count, outputs.count) < FEWEST or max(prompts.edges[-1], outputs.edges[-1]) > LONGEST:
-        return "too few requests have finished"
-    if seen.grown("preempted") > 0.01 * prompts.count:
-        return "requests are preempted: the KV cache does not show what the load would hold"
-    computed = seen.grown("computed") / max(seen.grown("prompt_tokens"), 1.0)
+        raise NoPools("too few requests have finished")
+    if grown("preempted") > 0.01 * prompts.count:
+        raise NoPools("requests are preempted: the KV cache does not show what the load would hold")
+    computed = grown("computed") / max(grown("prompt_tokens"), 1.0)
     if not 1 - MOST_CACHED <= computed <= 1.001:
-        return "much of the prompts is cached, and the histograms do not tell which lengths have the hits"
-    in_flight = seen.rows["running"] + seen.rows["waiting"]
+        raise NoPools("much of the prompts is cached, and the histograms do not tell which lengths have the hits")
+    in_flight = rows["running"] + rows["waiting"]
     if in_flight.std() < STEADY * math.sqrt(in_flight.mean()):
-        return (
+        raise NoPools(
             "the number of requests in flight stays the same: clients wait for answers, and send more to faster servers"
         )
-    arrivals = seen.strides("finished") + np.diff(in_flight[::STRIDE])
+    arrivals = telemetry.strides("finished") + np.diff(in_flight[::STRIDE])
     dispersion = float(arrivals.var() / max(arrivals.mean(), 1e-9))
     if dispersion > BURSTY or dispersion > 1 + 3 * math.sqrt(2 / len(arrivals)) + 0.3:
-        return "requests come in bursts, or their rate changes"
-    costs = _costs(seen, computed, ServerCosts(0, 0, capacity, budget, cap))
-    if isinstance(costs, str):
-        return costs
-    rate = float(arrivals.sum()) / (float(seen.at[::STRIDE][-1] - seen.at[0]) / 1000)
+        raise NoPools("requests come in bursts, or their rate changes")
+    costs, worst = _costs(telemetry, computed, ServerCosts(0, 0, capacity, budget, cap))
+    rate = float(arrivals.sum()) / (float(telemetry.at[::STRIDE][-1] - telemetry.at[0]) / 1000)
     load = LoadOfServer(rate, prompts.lengths, prompts.lengths * computed, outputs.lengths, max(1.0, dispersion))
-    error = _error(seen, load, costs[0])
-    if isinstance(error, str):
-        return error
-    return _Present(load, *costs, prompts, computed, load.decoding(costs[0]), error)
+    error = _error(telemetry, load, costs)
+    return _Present(load, costs, worst, prompts, computed, error)
 
 
-def _costs(seen: _Telemetry, computed: float, limits: ServerCosts) -> tuple[ServerCosts, ServerCosts] | str:
+def _costs(telemetry: _Telemetry, computed: float, limits: ServerCosts) -> tuple[ServerCosts, ServerCosts]:
     """Return the costs of steps and prefilled tokens, and with two standard errors more: the least squares of time."""
-    seconds = np.diff(seen.at[::STRIDE]) / 1000
-    matrix = np.stack([seen.strides("steps"), seen.strides("prefilled") * computed], axis=1)
+    seconds = np.diff(telemetry.at[::STRIDE]) / 1000
+    matrix = np.stack([telemetry.strides("steps"), telemetry.strides("prefilled") * computed], axis=1)
     if np.linalg.matrix_rank(matrix) < 2:
-        return "steps and prefilled tokens cannot be told apart"
+        raise NoPools("steps and prefilled tokens cannot be told apart")
     factors, *_ = np.linalg.lstsq(matrix, seconds, rcond=None)
     left = seconds - matrix @ factors
     errors = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)) * (left @ left) / max(1, len(seconds) - 2))
     if factors[0] < SHORTEST_STEP or factors[1] <= 0 or (errors > MOST_ERROR * factors).any():
-        return "the time of steps and of prefilled tokens cannot be told from the scrapes"
-    step, token = (float(each) for each in factors)
-    worst = limits._replace(step=step + 2 * float(errors[0]), token=token + 2 * float(errors[1]))
-    return limits._replace(step=step, token=token), worst
+        raise NoPools("the time of steps and of prefilled tokens cannot be told from the scrapes")
+    costs, worst = (
+        limits._replace(step=float(step), token=float(token)) for step, token in (factors, factors + 2 * errors)
+    )
+    return costs, worst
 
 
-def _error(seen: _Telemetry, load: LoadOfServer, costs: ServerCosts) -> float | str:
-    """Return the largest relative error of the model of the present, or the figure that it does not reproduce."""
+def _error(telemetry: _Telemetry, load: LoadOfServer, costs: ServerCosts) -> float:
+    """Return the largest relative error of the model of the present; NoPools if it does not reproduce a figure."""
     if load.utilisation(costs) > MOST_PRESENT:
-        return "the server is saturated: what it serves is less than what clients send"
+        raise NoPools("the server is saturated: what it serves is less than what clients send")
     ttft = queue_prefills(load, costs, math.inf).seconds
-    edges, counts = seen.histogram(TTFT)
+    edges, counts = telemetry.histogram(TTFT)
     shares = np.array(counts) / max(counts[-1], 1e-9)
     misplaced = max(abs(float((ttft <= edge).mean()) - share) for edge, share in zip(edges, shares, strict=True))
-    mean_ttft = seen.grown("ttft") / max(counts[-1], 1e-9)
-    running = load.decoding(costs) + load.rate * float(ttft.mean())
-    in_flight = float((seen.rows["running"] + seen.rows["waiting"]).mean())
-    figures = {"TTFT": (float(ttft.mean()), mean_ttft), "the number of requests": (running, in_flight)}
-    errors = {name: abs(model - shown) / max(shown, 1e-9) for name, (model, shown) in figures.items()}
-    least, most = (load.kv_tokens(costs, float(ttft.mean()), longest_together=way)[0] for way in (False, True))
-    usage = float(seen.rows["usage"].mean()) * costs.capacity
+    mean, mean_ttft = float(ttft.mean()), telemetry.grown("ttft") / max(counts[-1], 1e-9)
+    in_flight = float((telemetry.rows["running"] + telemetry.rows["waiting"]).mean())
+    figures = {
+        "TTFT": (mean, mean_ttft),
+        "the number of requests": (load.decoding(costs) + load.rate * mean, in_flight),
+    }
+    errors = {name: abs(model - real) / max(real, 1e-9) for name, (model, real) in figures.items()}
+    least, most = (load.kv_tokens(costs, mean, longest_together=way)[0] for way in (False, True))
+    usage = float(telemetry.rows["usage"].mean()) * costs.capacity
     if not least * (1 - MOST_ERROR) <= usage <= most * (1 + MOST_ERROR):
-        return "the model does not reproduce the KV cache usage of this server"
-    name = max(errors, key=lambda each: errors[each])
-    error = errors[name]
-    if error > MOST_ERROR or misplaced > MOST_MISPLACED:
-        return f"the model does not reproduce {name if error > MOST_ERROR else 'TTFT'} of this server"
-    return float(max(error, misplaced))
+        raise NoPools("the model does not reproduce the KV cache usage of this server")
+    name = max(errors, key=errors.__getitem__)
+    if errors[name] > MOST_ERROR or misplaced > MOST_MISPLACED:
+        raise NoPools(f"the model does not reproduce {name if errors[name] > MOST_ERROR else 'TTFT'} of this server")
+    return float(max(errors[name], misplaced))
 
 
 def _pools(present: _Present, place: int, servers: tuple[int, int], seen: int, slo: float) -> Pools | None:
@@ -313,24 +315,22 @@ def _pools(present: _Present, place: int, servers: tuple[int, int], seen: int, s
     edge, long_count = float(prompts.edges[place]), float(prompts.counts[place + 1 :].sum())
     if long_count < FEWEST or prompts.count - long_count < FEWEST:
         return None
-    is_long, share_long, split = load.kv > edge, long_count / prompts.count, []
+    share_long, split = long_count / prompts.count, []
     for long, many in zip((False, True), servers, strict=True):
-        own = is_long == long
+        inside = (load.kv > edge) == long
         share = share_long if long else 1 - share_long
-        if not own.any():
+        if not inside.any():
             return None
-        expected = LoadOfServer(
-            load.rate * share * seen / many, load.kv[own], load.work[own], load.outputs, load.dispersion
-        )
+        expected = load._replace(rate=load.rate * share * seen / many, kv=load.kv[inside], work=load.work[inside])
         ttft = queue_prefills(expected, present.costs, edge)
         if not _holds(present, expected, place, share, ttft, long):
             return None
         split.append(ttft)
     total = sum(servers)
     everything = load._replace(rate=load.rate * seen / total)
-    shared, now = (queue_prefills(each, present.costs, edge) for each in (everything, load))
+    shared, now = (queue_prefills(some, present.costs, edge) for some in (everything, load))
     pools = Pools(edge, *servers, seen, present.error, now, shared, (split[0], split[1]))
-    in_pool, in_shared = (each.percentile(0.9, long=False) for each in (split[0], shared))
+    in_pool, in_shared = (ttft.percentile(0.9, long=False) for ttft in (split[0], shared))
     helps = in_pool <= min(CLEARLY * in_shared, in_shared - LEAST_GAIN)
     helps &= share_long * split[1].seconds.mean() + (1 - share_long) * split[0].seconds.mean() <= shared.seconds.mean()
     keeps = split[1].percentile(0.9, long=True) <= now.percentile(0.9, long=True)
@@ -360,5 +360,5 @@ def _holds(
     return bool(
         mean + SIGMAS * deviation <= MOST_KV * costs.capacity
         and decoding + SIGMAS * math.sqrt(decoding) <= costs.cap
-        and expected.decoding(present.costs) <= MOST_BATCH * present.decoding
+        and expected.decoding(present.costs) <= MOST_BATCH * present.load.decoding(present.costs)
     )

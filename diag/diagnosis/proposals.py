@@ -7,21 +7,19 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
-import numpy as np
-
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable, quantity
 from diag.core.incident import Fix, Signal, documented, judged
-from diag.core.subjects import Subject, instance_name
-from diag.diagnosis.decision_table import holds
-from diag.diagnosis.diagnose import Diagnosis, culprits
+from diag.core.subjects import Subject
+from diag.diagnosis.decision_table import COMPARE
+from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
 from diag.diagnosis.pools import find_pools
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.quotes import Quote
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure
 from diag.knowledge.platforms import SHOWS_ROCM
@@ -66,20 +64,19 @@ def given_values(launch: str) -> Mapping[str, float | str]:
     command = command_in(launch)
     if command is None:
         return {}
-    found = dict(command.environment)
-    for given in (given for given in command.given if given.option and given.option.on):
-        text, key = " ".join(given.values), given.option.key if given.option else ""
-        found[given.name] = "" if key else text
-        keys = {key: text} if key else json_object(text)
-        found |= {f"{given.name}.{name}": str(value) for name, value in keys.items()}
-    numbers: dict[str, float | str] = {}
-    for name, text in found.items():
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        numbers[name] = value if math.isfinite(value) else text
-    return numbers
+    texts = dict(command.environment)
+    for argument in command.given:
+        if argument.option and argument.option.on:
+            text, key = " ".join(argument.values), argument.option.key
+            texts[argument.name] = "" if key else text
+            keys = {key: text} if key else json_object(text)
+            texts |= {f"{argument.name}.{name}": str(value) for name, value in keys.items()}
+    values: dict[str, float | str] = dict(texts)
+    for name, text in texts.items():
+        with suppress(ValueError):
+            if math.isfinite(number := float(text)):
+                values[name] = number
+    return values
 
 
 # -- proposals --------------------------------------------------------------------------------------------------------
@@ -138,19 +135,14 @@ class Running(NamedTuple):
     whole: bool = False
 
 
-def by_subject(running: Mapping[str, Running], subject: Subject) -> Running:
-    """Return the facts of a subject's instance."""
-    return running.get(instance_name(subject), Running())
-
-
 def propose(
     diagnosis: Diagnosis, queries: QueryCache, running: Running, quotes: Sequence[Quote] = ()
 ) -> tuple[Proposal, ...]:
     """Return the applicable fixes of a present incident: guesses last, otherwise in their order, the safest first."""
     launch = (("launch", shlex.quote(running.launch)),) if running.launch else ()
     proposer = _Proposer(diagnosis, queries, running, (*(quotes[0].names if quotes else ()), *launch))
-    proposals = (proposer.propose(fix) for fix in diagnosis.incident.fixes)
-    return tuple(sorted((each for each in proposals if each is not None), key=lambda each: each.is_guess))
+    proposals = filter(None, map(proposer.propose, diagnosis.incident.fixes))
+    return tuple(sorted(proposals, key=lambda proposal: proposal.is_guess))
 
 
 def is_on_rocm(diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> bool:
@@ -178,16 +170,8 @@ def by_search(quote: Quote, version: str) -> Proposal:
     upgrade = f", and try vLLM {newest}, {older}" if release(version) < release(newest) else ""
     text = f"Search vLLM's issues for this exception: {ISSUES}{quote_plus(' '.join(words))}{upgrade}."
     why = judged("diag knows no cause of this exception; a search shows whether others do")
-    return Proposal(
-        Fix(change=text, effect="a known cause, or a release without the defect", why=why),
-        None,
-        None,
-        (),
-        computed=False,
-        name="",
-        text=text,
-        is_search=True,
-    )
+    fix = Fix(change=text, effect="a known cause, or a release without the defect", why=why)
+    return Proposal(fix, None, None, (), computed=False, name="", text=text, is_search=True)
 
 
 class _Proposer(NamedTuple):
@@ -207,13 +191,16 @@ class _Proposer(NamedTuple):
             not available(fix, self.running.version)
             or not dict(self.names).keys() >= set(re.findall(SERVER_PLACEHOLDER, fix.command))
             or (fix.while_it_lasts and not self.diagnosis.ongoing)
-            or (self._needs_gpus(fix) and self.value(runs_on_cpu))  # before the conditions, which cost queries
         ):
             return None
+        # GPU telemetry that decides on a fix or gives it its number, before the conditions, which cost queries
+        signals = (*fix.signals, *(condition.signal for condition in fix.only_if))
+        is_of_gpus = any("diag_gpu_" in expanded(signal.promql) for signal in signals)
+        if is_of_gpus and "gpu" not in self.diagnosis.incident.per and self.value(runs_on_cpu):
+            return None
         met = {condition: self.value_or_setting(condition.signal) for condition in fix.only_if}
-        limit = self.queries.contract.limit
         if any(
-            value is not None and holds(np.array([value]), condition.op, limit(condition.limit))[0] != 1
+            value is not None and not COMPARE[condition.op](value, self.queries.contract.limit(condition.limit))
             for condition, value in met.items()
         ):
             return None
@@ -232,46 +219,54 @@ class _Proposer(NamedTuple):
                 return None
             change = pools.text
 
-        before, assumed = self._before(fix.flag, fix.environment)
-        measured = self.value(fix.current) if fix.current else None
-        if measured is not None or (fix.current and not fix.flag):
-            before, assumed = measured, False
+        before, assumed = self._before(fix)
         after, lacking = self._after(fix)
-        if not _moves(fix, before, after):
+        if not moves(fix.direction, before, after):
             return None
         needs += lacking
         if fix.direction and before is None and fix.flag and not assumed:
             needs.append(f"the current {fix.flag}")
         changes = [FlagChange(fix.name, before, after, assumed)] if fix.flag or fix.environment else []
         for flag, signal in fix.also:
-            value, own = self.value(signal), self._before(flag)[0]
+            value, set_value = self.value(signal), self._running(flag)[0]
             needs += [] if value is not None else [signal.name]
             rounded = None if value is None else float(round(value))
-            changes += [FlagChange(flag, own, rounded)] if rounded is None or rounded != own else []
-
-        labels = self._labels(fix)
-        shown = "?" if after is None else written(after)
-        prose = shown
-        if isinstance(fix.value, Signal) and isinstance(after, float):
-            prose = quantity(after, fix.value.unit)
+            changes += [FlagChange(flag, set_value, rounded)] if rounded is None or rounded != set_value else []
+        name, text = self._in_words(fix, change, after)
         return Proposal(
             fix=fix,
             before=before,
             after=after,
             needs=tuple(dict.fromkeys(needs)),
             computed=isinstance(fix.value, Signal) and after is not None,
-            name=_filled(fix.name, {**labels, "value": [shown]}),
-            text=_filled(change, {**labels, "value": [prose]}) + self._flags(fix),
+            name=name,
+            text=text,
             assumed=assumed,
             changes=tuple(changes),
             is_guess=None in met.values(),
         )
 
-    def _needs_gpus(self, fix: Fix) -> bool:
-        """Return True if GPU telemetry decides on a fix or gives it its number, unless the incident is a GPU's own."""
-        signals = (*fix.signals, *(condition.signal for condition in fix.only_if))
-        is_own = "gpu" in self.diagnosis.incident.per
-        return not is_own and any("diag_gpu_" in expanded(signal.promql) for signal in signals)
+    def _in_words(self, fix: Fix, change: str, after: Value) -> tuple[str, str]:
+        """Return the name and the text of a fix, with its value and labels, as words of a shell, filled in.
+
+        The labels are those of the subject and of what the fix's conditions name, and `names`; the flags that a
+        condition names are a sentence behind the fix's own.
+        """
+        words = {name: [word(name, value)] for name, value in self.diagnosis.subject}
+        words |= {name: [value] for name, value in self.names}
+        flags: list[str] = []
+        for condition in fix.only_if:
+            is_flag, has_places = condition.signal.culprit_label == "{flag}", "{" in fix.command
+            named = culprits(condition.signal, self.diagnosis, self.queries) if is_flag or has_places else []
+            flags += [f"--{printable(flag).replace('_', '-')}" for _, flag in named if is_flag]
+            for name, value in (pair for labels, _ in named if has_places for pair in labels.items()):
+                words.setdefault(name, []).append(word(name, value))
+        labels = {name: list(dict.fromkeys(several)) for name, several in words.items()}
+        shown = prose = "?" if after is None else written(after)
+        if isinstance(fix.value, Signal) and isinstance(after, float):
+            prose = quantity(after, fix.value.unit)
+        changed = f" Changed: {', '.join(dict.fromkeys(flags))}." if flags else ""
+        return _filled(fix.name, {**labels, "value": [shown]}), _filled(change, {**labels, "value": [prose]}) + changed
 
     def value(self, signal: Signal) -> float | None:
         """Return the value of a signal; None for no value."""
@@ -288,24 +283,31 @@ class _Proposer(NamedTuple):
         value, flag = self.value(signal), signal.name
         if value is not None or not flag.startswith("--"):
             return value
-        given = given_values(self.running.launch).get(flag)
-        if given is not None:
-            return given if isinstance(given, float) else 1.0
+        set_value = given_values(self.running.launch).get(flag)
+        if set_value is not None:
+            return set_value if isinstance(set_value, float) else 1.0
         if not self.running.whole:
             return None
         if flag in _UNSET or not _within(releases(flag), self.running.version):
             return 0.0
         return default(flag, self.running.version, self.value(gpu_memory_total))
 
-    def _before(self, flag: str, variable: str = "") -> tuple[Value, bool]:
+    def _before(self, fix: Fix) -> tuple[Value, bool]:
+        """Return the value that a fix changes, and whether it is only the release's default."""
+        measured = self.value(fix.current) if fix.current else None
+        if measured is not None or (fix.current and not fix.flag):
+            return measured, False
+        return self._running(fix.flag or fix.environment)
+
+    def _running(self, name: str) -> tuple[Value, bool]:
         """Return the running value of a flag or a variable, and whether it is only the release's default."""
-        name = flag or variable
         if not name:
             return None, False
-        value = self.value(running_value(name.removeprefix("--").replace("-", "_"))) if flag else None
-        given = given_values(self.running.launch).get(name) if value is None else value
-        if isinstance(given, float) or (given is not None and re.fullmatch(PLAIN_WORD, given)):
-            return given, False
+        is_flag = name.startswith("--")
+        value = self.value(running_value(name.removeprefix("--").replace("-", "_"))) if is_flag else None
+        running = given_values(self.running.launch).get(name) if value is None else value
+        if isinstance(running, float) or (running is not None and re.fullmatch(PLAIN_WORD, running)):
+            return running, False
         value = default(name, self.running.version, self.value(gpu_memory_total))
         return value, value is not None or name in UNSET or (self.running.whole and name in _UNSET)
 
@@ -322,40 +324,21 @@ class _Proposer(NamedTuple):
             value = math.floor(value * 100 + 1e-9) / 100
         else:
             value = float(math.ceil(value - 1e-9) if fix.rounding == "up" else round(value))
-        lacking: list[str] = []
-        bounds: list[float | None] = []
-        for bound in (fix.least, fix.most):
-            bounds.append(self.value_or_setting(bound) if isinstance(bound, Signal) else bound)
-            lacking += [bound.name] if isinstance(bound, Signal) and bounds[-1] is None else []
-        least, most = bounds
-        bounded = max(value, 0.0 if least is None else least)
-        return float(bounded if most is None else min(bounded, most)), lacking
-
-    def _flags(self, fix: Fix) -> str:
-        """Return the flags that a condition of the fix names, as a sentence behind its own."""
-        conditions = (each for each in fix.only_if if each.signal.culprit_label == "{flag}")
-        named = [name for each in conditions for _, name in culprits(each.signal, self.diagnosis, self.queries)]
-        flags = ", ".join(f"--{printable(name).replace('_', '-')}" for name in dict.fromkeys(named))
-        return f" Changed: {flags}." if flags else ""
-
-    def _labels(self, fix: Fix) -> dict[str, list[str]]:
-        """Return the labels of the subject and of what the fix's conditions name, and `names`, as words of a shell."""
-        values = {name: [word(name, value)] for name, value in self.diagnosis.subject}
-        values |= {name: [value] for name, value in self.names}
-        for condition in fix.only_if if "{" in fix.command else ():
-            for labels, _ in culprits(condition.signal, self.diagnosis, self.queries):
-                for name, value in labels.items():
-                    values.setdefault(name, []).append(word(name, value))
-        return {name: list(dict.fromkeys(found)) for name, found in values.items()}
+        bounds = fix.least, fix.most
+        least, most = (self.value_or_setting(bound) if isinstance(bound, Signal) else bound for bound in bounds)
+        pairs = zip(bounds, (least, most), strict=True)
+        lacking = [bound.name for bound, number in pairs if isinstance(bound, Signal) and number is None]
+        value = max(value, 0.0 if least is None else least)
+        return float(value if most is None else min(value, most)), lacking
 
 
-def _moves(fix: Fix, before: Value, after: Value) -> bool:
-    """Return True if the proposal moves the running value in the fix's direction; if that is lower, 0 means "off"."""
+def moves(direction: str, before: Value, after: Value) -> bool:
+    """Return True if a change moves a value in a direction, "" for any; if that is "lower", 0 before means "off"."""
     if not isinstance(before, float) or not isinstance(after, int | float):
         return before is None or written(before) != written(after)
-    if fix.direction == "lower":
+    if direction == "lower":
         return before == 0 or after < before
-    return after > before if fix.direction == "raise" else after != before
+    return after > before if direction == "raise" else after != before
 
 
 def available(fix: Fix, version: str) -> bool:

@@ -78,6 +78,10 @@ class QueryCache:
         self._cache: dict[tuple[str, int, int], _Result] = {}
         self._subjects: dict[tuple[str, ...], list[Subject]] = {}
 
+    def at(self, instants: Instants) -> "QueryCache":
+        """Return a cache of the same source, judged at other instants."""
+        return QueryCache(SourceAtInstants(self.source, instants), self.contract)
+
     @property
     def span(self) -> float:
         """Seconds from the first sample to the last instant."""

@@ -9,10 +9,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from diag.core.errors import BadUsage
 from diag.core.incident import Fix, documented
+from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.proposals import FlagChange, Proposal, Running, command_in, written
-from diag.diagnosis.quotes import Quote
 from diag.vllm.command.command import Command, json_object
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import parse
@@ -65,18 +64,19 @@ def _edit_flag(change: FlagChange, command: Command) -> list[Edit]:
     flag, _, key = change.name.partition(".")
     is_removed = change.after is None
     words = [] if is_removed else [change.name, *([written(change.after)] if change.after != "" else [])]
-    mentions = [given for given in command.given if given.name == flag and given.words]
-    whole = [given for given in mentions if key and given.option and not given.option.key]
+    mentions = [argument for argument in command.given if argument.name == flag and argument.words]
+    whole = [argument for argument in mentions if key and argument.option and not argument.option.key]
     if whole:  # vLLM ignores the JSON beside dotted keys
         content = json_object(" ".join(whole[-1].values))
         stood, words = whole if content else [], [flag, json.dumps({**content, key: change.after})] if content else []
     elif is_removed and flag == "--speculative-config":
-        stood = [given for given in command.given if given.name.startswith("--spec") and given.words]
+        stood = [argument for argument in command.given if argument.name.startswith("--spec") and argument.words]
     else:  # a flag is removed with all of its dotted keys
-        stood = [given for given in mentions if is_removed or (given.option.key if given.option else "") == key]
+        keys = [(argument, argument.option.key if argument.option else "") for argument in mentions]
+        stood = [argument for argument, its_key in keys if is_removed or its_key == key]
     if not stood:
         return [(range(len(command.words), len(command.words)), words)] if words else []
-    return [(given.words, words if at == 0 else []) for at, given in enumerate(stood)]
+    return [(argument.words, words if at == 0 else []) for at, argument in enumerate(stood)]
 
 
 def _edit_variable(change: FlagChange, command: Command) -> list[Edit]:
@@ -84,8 +84,8 @@ def _edit_variable(change: FlagChange, command: Command) -> list[Edit]:
 
     Empty if the variable would not be passed on to vLLM.
     """
-    given = re.compile(rf"(--env=|-e|){change.name}=.*", re.DOTALL)
-    stood = [(at, found[1]) for at, found in enumerate(map(given.fullmatch, command.words)) if found]
+    setting = re.compile(rf"(--env=|-e|){change.name}=.*", re.DOTALL)
+    stood = [(at, match[1]) for at, match in enumerate(map(setting.fullmatch, command.words)) if match]
     new = f"{change.name}={written(change.after)}"
     if stood:
         return [(range(at, at + 1), [f"{prefix}{new}"]) for at, prefix in stood]
@@ -93,9 +93,7 @@ def _edit_variable(change: FlagChange, command: Command) -> list[Edit]:
     if programs & CONTAINERS:
         places = [at for at, word in enumerate(command.words) if word == command.image]
         return [(range(places[0], places[0]), ["-e", new])] if places else []
-    if programs & ELSEWHERE or not command.arguments:
-        return []
-    return [(range(0), [new])]
+    return [] if programs & ELSEWHERE or not command.arguments else [(range(0), [new])]
 
 
 def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, ...]:
@@ -110,25 +108,20 @@ def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, 
     command = command_in(running.launch)
     if command is None:
         unknown = (re.match(r".*error: unrecognized arguments: (.*)", quote.text, re.DOTALL) for quote in quotes)
-        words = next((found[1].split() for found in unknown if found), [])
-        try:
-            command = parse(shlex.join(["vllm", "serve", "MODEL", *words])) if words else None
-        except BadUsage:
-            command = None
+        words = next((match[1].split() for match in unknown if match), [])
+        command = command_in(shlex.join(["vllm", "serve", "MODEL", *words])) if words else None
     if command is None:
         return ()
-    errors = [
-        finding
-        for finding in lint(LintTarget(command, running.version or versions()[-1]))
-        if finding.severity == "error"
-    ]
+    findings = lint(LintTarget(command, running.version or versions()[-1]))
+    errors = [finding for finding in findings if finding.severity == "error"]
     flags = [finding for finding in errors if finding.rule == "removed_flag"]
     groups = ([flags] if flags else []) + [[finding] for finding in errors if finding not in flags]
     proposals: list[Proposal] = []
     for group in groups[:MOST_ERRORS]:
         edits = [edit for finding in group for edit in finding.edits]
         changes = _changes(command, edits) if len(groups) == 1 and all(finding.edits for finding in group) else ()
-        text = hidden(f"diag lint says {'. '.join(f'{each.message}. {each.fix}' for each in group)}.")
+        sentences = ". ".join(f"{finding.message}. {finding.fix}" for finding in group)
+        text = hidden(f"diag lint says {sentences}.")
         fix = Fix(
             flag=changes[0].name if changes else "",
             change=text,
@@ -142,12 +135,12 @@ def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, 
 
 def _changes(command: Command, edits: Sequence["LintEdit"]) -> tuple[FlagChange, ...]:
     """Return corrections of a command as changes of flags; none if a correction is of other words."""
-    flags = {given.words: given for given in command.given}
+    flags = {argument.words: argument for argument in command.given}
     if not all(edit.words in flags for edit in edits):
         return ()
     removed = [flags[edit.words] for edit in edits]
     added = parse(shlex.join(["vllm", "serve", "MODEL", *(word for edit in edits for word in edit.new)])).given
     return (
-        *(FlagChange(given.name, hidden(" ".join(given.values)) or None, None) for given in removed),
-        *(FlagChange(given.name, None, hidden(" ".join(given.values))) for given in added),
+        *(FlagChange(argument.name, hidden(" ".join(argument.values)) or None, None) for argument in removed),
+        *(FlagChange(argument.name, None, hidden(" ".join(argument.values))) for argument in added),
     )

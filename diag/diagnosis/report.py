@@ -1,18 +1,25 @@
-"""The diagnosis of a server or a fleet as data: everything that a report prints."""
+"""The diagnosis of a server or a fleet as data: everything that a report prints.
+
+A `Snapshot` is a report with the queries that it was made from; `Transitions` are the changes from report to report.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from diag.core.formatting import number
 from diag.core.incident import RANK
 from diag.core.log_events import LogEnding
-from diag.core.subjects import Subject, instance_name
-from diag.diagnosis.diagnose import Diagnosis, State
+from diag.core.subjects import Floats, Subject, instance_name
+from diag.diagnosis.diagnose import Diagnosis, Quote, State
 from diag.diagnosis.health import HealthEvidence
-from diag.diagnosis.progress import NotJudged, Progress
-from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.quotes import Quote
+from diag.diagnosis.progress import INSTANCE, NotJudged, Progress
+from diag.diagnosis.proposals import Proposal, Running
+from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.telemetry_checks import FAMILIES, TelemetryDefect
@@ -21,6 +28,9 @@ from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure
 from diag.sources.observation import PodContainer
 
+CONFIRMATIONS = 2
+"""Observations in a row that must agree before a change is reported."""
+Key = tuple[str, Subject]
 Verdict = Literal["healthy", "no_incident", "warning", "critical", "unknown"]
 
 
@@ -155,47 +165,51 @@ class Report(NamedTuple):
     @property
     def is_alarming(self) -> bool:
         """True if an incident with an impact is present."""
-        return any(RANK[finding.diagnosis.severity] for finding in self.present)
+        return any(diagnosis.is_alarming for diagnosis in self.diagnoses)
 
     @property
     def undecided(self) -> tuple[Diagnosis, ...]:
         """The incidents that are unknown although each family of telemetry that they need was collected."""
-        families = [FAMILIES[name].metrics for name in self.observed.not_measured]
+        families = [rf"\b{FAMILIES[name].metrics}" for name in self.observed.not_measured]
 
         def needs_family(diagnosis: Diagnosis) -> bool:
             lacking = [reading.condition.signal for reading in diagnosis.symptoms if reading.value is None]
             formulas = [expanded(signal.promql) for signal in lacking]
-            return any(re.search(rf"\b{family}", formula) for family in families for formula in formulas)
+            return any(re.search(family, formula) for family in families for formula in formulas)
 
-        unknown = (finding.diagnosis for finding in self.findings if finding.diagnosis.state == "unknown")
+        unknown = (diagnosis for diagnosis in self.diagnoses if diagnosis.state == "unknown")
         return tuple(diagnosis for diagnosis in unknown if not needs_family(diagnosis))
+
+    @property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """The incidents of the findings, as they were judged."""
+        return tuple(finding.diagnosis for finding in self.findings)
 
     @property
     def checked(self) -> frozenset[str]:
         """The incidents that could be judged on some subject."""
-        return frozenset(f.diagnosis.incident.id for f in self.findings if f.diagnosis.state != "unknown")
+        return frozenset(diagnosis.incident.id for diagnosis in self.diagnoses if diagnosis.state != "unknown")
 
     @property
     def judged_servers(self) -> frozenset[str]:
         """The servers on which some incident could be judged, or that the conditions of a large fleet clear."""
-        states: dict[str, set[State]] = {instance_name(each.subject): {"unknown"} for each in self.not_judged}
-        for diagnosis in (finding.diagnosis for finding in self.findings):
-            states.setdefault(instance_name(diagnosis.subject), set()).add(diagnosis.state)
+        states: dict[str, set[State]] = {instance_name(why.subject): {"unknown"} for why in self.not_judged}
+        for diagnosis in self.diagnoses:
+            states.setdefault(diagnosis.server, set()).add(diagnosis.state)
         return frozenset(name for name in self.servers if states.get(name) != {"unknown"})
 
     @property
     def servers(self) -> tuple[str, ...]:
         """The sorted names of all judged servers; in a large fleet, some were judged for progress only."""
-        judged = (finding.diagnosis.subject for finding in self.findings)
-        seen = (*(progress.subject for progress in self.progress), *(why.subject for why in self.not_judged))
+        subjects = [item.subject for items in (self.diagnoses, self.progress, self.not_judged) for item in items]
         logs = dict(self.observed.endings)
-        return tuple(sorted({*map(instance_name, judged), *map(instance_name, filter(None, seen)), *self.gone, *logs}))
+        return tuple(sorted({*map(instance_name, filter(None, subjects)), *self.gone, *logs}))
 
     @property
     def needs_telemetry(self) -> frozenset[str]:
         """The incidents that could be judged on no subject, or are unknown on one that has the telemetry."""
-        known = frozenset(finding.diagnosis.incident.id for finding in self.findings)
-        return (known - self.checked) | {diagnosis.incident.id for diagnosis in self.undecided}
+        judged = frozenset(diagnosis.incident.id for diagnosis in self.diagnoses)
+        return (judged - self.checked) | {diagnosis.incident.id for diagnosis in self.undecided}
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -217,3 +231,145 @@ def verdict_of(findings: Sequence[Finding], not_judged: Sequence[NotJudged], hea
     if not_judged:
         return "unknown"
     return "no_incident" if health.missing or health.ignored else "healthy"
+
+
+# -- a report with its queries ----------------------------------------------------------------------------------------
+
+
+class Snapshot(NamedTuple):
+    """A report, the queries that it was made from, and the facts of each server beside its samples."""
+
+    report: Report
+    queries: QueryCache
+    running: Mapping[str, Running]
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """The observed servers, by name."""
+        return tuple(sorted(map(instance_name, self.queries.subjects(INSTANCE))))
+
+    def server(self, instance: str) -> "ServerSnapshot":
+        return ServerSnapshot(instance, self.report, self.queries, self.running.get(instance))
+
+
+class ServerSnapshot(NamedTuple):
+    """One server of a snapshot; `report` and `queries` are those of the whole snapshot."""
+
+    instance: str
+    report: Report
+    queries: QueryCache
+    running: Running | None
+
+    @property
+    def present(self) -> list[Finding]:
+        """The incidents that are present on it, and on its engines and GPUs."""
+        return [finding for finding in self.report.present if self.owns(finding.diagnosis.subject)]
+
+    def value(self, promql: str) -> float | None:
+        """Return one number for the server over the whole span; None for no value."""
+        row = self.queries.ask(promql, INSTANCE, self.queries.whole).get((("instance", self.instance),))
+        return None if row is None or np.isnan(row[-1]) else float(row[-1])
+
+    def series(self, promql: str) -> Iterator[tuple[dict[str, str], float]]:
+        """Yield labels and value of each series of the server, for an expression with more labels than `instance`."""
+        for subject, row in self.queries.ask(promql, INSTANCE, self.queries.whole).items():
+            if self.owns(subject) and not np.isnan(row[-1]):
+                yield dict(subject), float(row[-1])
+
+    def histogram(self, name: str) -> list[tuple[float, float]]:
+        """Return the upper edge of each bucket and the observations up to it, by edge, over the whole span.
+
+        Series whose edge is no positive number are left out.
+        """
+        counts: dict[float, float] = {}
+        for labels, count in self.series(f"sum by (instance, le) (increase({name}_bucket[$window]))"):
+            with suppress(KeyError, ValueError):
+                if (edge := float(labels["le"])) > 0:
+                    counts[edge] = counts.get(edge, 0.0) + count
+        return sorted(counts.items())
+
+    def scraped(self, promql: str) -> Floats:
+        """Return the value at every scrape, NaN if it failed; for an expression over samples of one interval."""
+        times = self.queries.source.instants
+        rows = self.queries.ask(promql, INSTANCE, self.queries.holding(0.0), times)
+        return rows.get((("instance", self.instance),), np.full(len(times), np.nan))
+
+    def owns(self, subject: Subject) -> bool:
+        """Return True if an engine or a GPU is this server's."""
+        return instance_name(subject) == self.instance
+
+    def renamed(self, subject: Subject) -> Subject:
+        """Return an engine or a GPU of the other snapshot under this server's name."""
+        return tuple(sorted({**dict(subject), "instance": self.instance}.items()))
+
+
+# -- changes from report to report ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transition:
+    """A change of an incident, and its diagnosis now, or when it held last; `at` is when the change was observed.
+
+    `gone` is set if it ended because its server is no longer there, which fixes nothing.
+    """
+
+    what: Literal["began", "worse", "milder", "ended"]
+    diagnosis: Diagnosis
+    at: float
+    gone: bool = False
+
+
+@dataclass
+class Transitions:
+    """Remembers which incidents hold; an incident that is unknown in an observation keeps its last state.
+
+    The first observation is the beginning: an incident that holds then is no change.
+    """
+
+    holding: dict[Key, Diagnosis] = field(default_factory=dict)
+    _streaks: dict[Key, int] = field(default_factory=dict)
+    _has_begun: bool = False
+
+    def observe(self, report: Report) -> list[Transition]:
+        """Return the changes that this observation confirms, in the order of its diagnoses, the worst first."""
+        alarming = (finding.diagnosis for finding in report.findings if RANK[finding.diagnosis.severity])
+        observed = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in alarming}
+        if not self._has_begun:
+            self._has_begun = True
+            self.holding = {key: diagnosis for key, diagnosis in observed.items() if _level(diagnosis)}
+            return []
+        keys = dict.fromkeys([*observed, *sorted(self.holding)])
+        self._streaks = {key: count for key, count in self._streaks.items() if key in keys}
+        changes, at = [], report.observed.end
+        for key in keys:
+            diagnosis = observed.get(key)  # None: its server is gone
+            before, level = self.holding.get(key), _level(diagnosis)
+            if diagnosis and diagnosis.state == "unknown":
+                continue
+            if level == _level(before):
+                self._streaks.pop(key, None)
+                continue
+            self._streaks[key] = self._streaks.get(key, 0) + 1
+            if self._streaks[key] < CONFIRMATIONS:
+                continue
+
+            del self._streaks[key]
+            if diagnosis and level:
+                self.holding[key] = diagnosis
+                worse = level > _level(before)
+                changes.append(Transition("began" if not before else "worse" if worse else "milder", diagnosis, at))
+            else:
+                ended = self.holding.pop(key)
+                gone = diagnosis is None or instance_name(diagnosis.subject) in report.gone
+                changes.append(Transition("ended", ended, at, gone))
+        return changes
+
+    @property
+    def is_calm(self) -> bool:
+        """True if no incident holds, and no change awaits confirmation."""
+        return not self.holding and not self._streaks
+
+
+def _level(diagnosis: Diagnosis | None) -> int:
+    """Return the rank of its severity, 0 if it does not hold now."""
+    return RANK[diagnosis.severity] if diagnosis and diagnosis.is_alarming and diagnosis.ongoing else 0

@@ -5,11 +5,14 @@ telemetry counts against a label: an ill server whose value is unknown lacks it,
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from operator import itemgetter
 from typing import NamedTuple
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.incident import RANK, seconds
-from diag.core.subjects import instance_name
 from diag.diagnosis.diagnose import Diagnosis
 from diag.sources.prometheus.properties import HOUR, Properties, Property
 
@@ -22,27 +25,6 @@ CHANCE = 0.01
 DAY = 22 * 3600.0
 """Seconds that have to be judged before an hour of the day means anything; the first window is not judged."""
 MOST_HOURS = 3
-SPECIFIC = (
-    ("label", ("node", "nodename", "host", "hostname")),
-    ("label", ("rack", "chassis")),
-    ("label", ("pool", "nodepool", "agentpool", "nodegroup", "node_group")),
-    ("gpu", ()),
-    ("driver", ()),
-    ("version", ()),
-    ("flag", ()),
-    ("model", ()),
-    ("label", ("room",)),
-    ("label", ()),
-    ("label", ("site", "datacenter", "dc", "location")),
-    ("label", ("zone",)),
-    ("label", ("region",)),
-    ("label", ("cluster",)),
-    ("label", ("namespace",)),
-    ("label", ("job",)),
-)
-"""Kinds of properties and the ends of labels' names, in the order in which one of several equivalent ones is reported.
-
-A label of a small part of a fleet, or of a change, comes first, a label that no other row names in the middle."""
 
 
 class IllGroup(NamedTuple):
@@ -85,19 +67,18 @@ def ill_groups(
     An incident that has ended counts like one that goes on, since its servers still share the label of its
     cause. `cleared` are the servers without a diagnosis on which an incident is absent.
     """
-    found: dict[str, dict[str, list[Diagnosis]]] = {}
+    by_incident: dict[str, dict[str, list[Diagnosis]]] = defaultdict(lambda: defaultdict(list))
     ill_or_gone: set[str] = {*gone}
     for diagnosis in diagnoses:
         if diagnosis.state == "present" and RANK[diagnosis.incident.severity]:
-            ill_or_gone.add(instance_name(diagnosis.subject))
+            ill_or_gone.add(diagnosis.server)
             if diagnosis.explained_by is None:
-                servers = found.setdefault(diagnosis.incident.id, {})
-                servers.setdefault(instance_name(diagnosis.subject), []).append(diagnosis)
-    found = {incident: servers for incident, servers in found.items() if len(servers) >= FEWEST}
-    absent: dict[str, dict[str, bool]] = {incident: {} for incident in found}
-    for diagnosis in diagnoses if found else ():
+                by_incident[diagnosis.incident.id][diagnosis.server].append(diagnosis)
+    groups = {incident: servers for incident, servers in by_incident.items() if len(servers) >= FEWEST}
+    absent: dict[str, dict[str, bool]] = {incident: {} for incident in groups}
+    for diagnosis in diagnoses if groups else ():
         states = absent.get(diagnosis.incident.id)
-        if states is not None and (name := instance_name(diagnosis.subject)) not in ill_or_gone:
+        if states is not None and (name := diagnosis.server) not in ill_or_gone:
             states[name] = states.get(name, True) and diagnosis.state == "absent"
     return tuple(
         IllGroup(
@@ -109,14 +90,15 @@ def ill_groups(
             ),
             {name: _hours(several) for name, several in servers.items()},
         )
-        for incident, servers in found.items()
+        for incident, servers in groups.items()
     )
 
 
 def shared_labels(groups: Sequence[IllGroup], properties: Properties) -> tuple[SharedLabel, ...]:
     """Return the label that separates each group best, if any does, and the hours in which its incident began."""
-    found = ((_separating_label(group, properties, len(groups)), _shared_hours(group, len(groups))) for group in groups)
-    return tuple(shared for pair in found for shared in pair if shared)
+    many = len(groups)
+    pairs = ((_separating_label(group, properties, many), _shared_hours(group, many)) for group in groups)
+    return tuple(shared for pair in pairs for shared in pair if shared)
 
 
 def holders(groups: Sequence[IllGroup]) -> tuple[int, int]:
@@ -137,61 +119,56 @@ def _separating_label(group: IllGroup, properties: Properties, groups: int) -> S
     """
     ill, healthy = frozenset(group.ill), frozenset(group.healthy)
     least, most = _range(group)
-    candidates: dict[tuple[frozenset[str], int], list[tuple[Property, str]]] = {}
+    candidates: dict[tuple[frozenset[str], int], list[tuple[Property, str]]] = defaultdict(list)
     for item, values in properties.items():
         unknown = sum(name not in values for name in healthy)
-        by_value: dict[str, set[str]] = {}
+        by_value: dict[str, set[str]] = defaultdict(set)
         for name in (*group.ill, *group.healthy):
             for value in filter(None, values.get(name, ())):
-                by_value.setdefault(value, set()).add(name)
+                by_value[value].add(name)
         for value, having in by_value.items():
             if least <= len(having) <= most:
-                candidates.setdefault((frozenset(having), unknown), []).append((item, value))
-    best: tuple[float, tuple[int, Property, str]] | None = None
-    shared = None
+                candidates[frozenset(having), unknown].append((item, value))
+    ranked = []
     for (names, unknown), items in candidates.items():
-        with_it, known = len(names & ill), len(names & healthy)
-        if with_it < NEARLY_ALL * len(ill) or known + unknown > FEW * len(healthy):
+        with_it, counted = len(names & ill), len(names & healthy) + unknown
+        if with_it < NEARLY_ALL * len(ill) or counted > FEW * len(healthy):
             continue
-        chance = _chance(with_it, len(ill), with_it + known + unknown, len(ill) + len(healthy))
-        if chance * len(candidates) * groups > CHANCE:
-            continue
-        items.sort(key=lambda pair: _preference(*pair))
-        rank = ((known + unknown) / len(healthy) - with_it / len(ill), _preference(*items[0]))
-        if best is None or rank < best:
-            best = rank
-            shared = SharedLabel(
-                group.incident,
-                *items[0],
-                ill_with=with_it,
-                ill=len(ill),
-                healthy_with=known,
-                healthy=len(healthy) - unknown,
-                servers=tuple(name for name in group.ill if name in names),
-                also=tuple(items[1:]),
-            )
-    return shared
-
-
-def _preference(item: Property, value: str) -> tuple[int, Property, str]:
-    """Return the sort key of values that the same servers have: the first row of SPECIFIC that fits comes first."""
-    rows = {place: ends for place, (kind, ends) in enumerate(SPECIFIC) if kind == item.kind}
-    name = f"_{item.name.lower()}"
-    named = (place for place, ends in rows.items() if name.endswith(tuple(f"_{end}" for end in ends)))
-    return next(named, next(place for place, ends in rows.items() if not ends)), item, value
-
-
-def _chance(drawn: int, draws: int, marked: int, total: int) -> float:
-    """Return the probability that at least `drawn` of so many draws without replacement are marked (hypergeometric)."""
-    every = _log_choose(total, draws)
-    return sum(
-        math.exp(_log_choose(marked, some) + _log_choose(total - marked, draws - some) - every)
-        for some in range(max(drawn, draws + marked - total), min(marked, draws) + 1)
+        # hypergeometric: at least so many of the servers that have the value are ill
+        marked, others = with_it + counted, len(ill) + len(healthy) - with_it - counted
+        amounts = range(max(with_it, len(ill) - others), min(marked, len(ill)) + 1)
+        ways = sum(math.comb(marked, some) * math.comb(others, len(ill) - some) for some in amounts)
+        chance = ways / math.comb(marked + others, len(ill))
+        if chance * len(candidates) * groups <= CHANCE:
+            items.sort(key=lambda pair: _preference(*pair))
+            rank = counted / len(healthy) - with_it / len(ill), _preference(*items[0])
+            ranked.append((rank, items, names, len(healthy) - unknown))
+    if not ranked:
+        return None
+    _, items, names, healthy_known = min(ranked, key=itemgetter(0))
+    return SharedLabel(
+        group.incident,
+        *items[0],
+        ill_with=len(names & ill),
+        ill=len(ill),
+        healthy_with=len(names & healthy),
+        healthy=healthy_known,
+        servers=tuple(name for name in group.ill if name in names),
+        also=tuple(items[1:]),
     )
 
 
-def _log_choose(many: int, some: int) -> float:
-    return math.lgamma(many + 1) - math.lgamma(some + 1) - math.lgamma(many - some + 1)
+@cache
+def _specific() -> tuple[tuple[str, ...], ...]:
+    return read(PACKAGE / "diagnosis" / "properties.toml", tuple[tuple[str, ...], ...], "order")
+
+
+def _preference(item: Property, value: str) -> tuple[int, Property, str]:
+    """Return the sort key of values that the same servers have: the place of the first kind that fits."""
+    rows = {place: ends for place, (kind, *ends) in enumerate(_specific()) if kind == item.kind}
+    name = f"_{item.name.lower()}"
+    named = (place for place, ends in rows.items() if name.endswith(tuple(f"_{end}" for end in ends)))
+    return next(named, next(place for place, ends in rows.items() if not ends)), item, value
 
 
 # -- the hour of the day ----------------------------------------------------------------------------------------------
@@ -227,7 +204,7 @@ def _shared_hours(group: IllGroup, groups: int) -> SharedLabel | None:
         start = max(inside, key=lambda start: len(inside[start]))
         servers, ill, share = inside[start], len(group.ill), length / 24
         chance = sum(
-            math.exp(_log_choose(ill, some) + some * math.log(share) + (ill - some) * math.log1p(-share))
+            math.exp(math.log(math.comb(ill, some)) + some * math.log(share) + (ill - some) * math.log1p(-share))
             for some in range(len(servers), ill + 1)
         )
         if len(servers) >= NEARLY_ALL * ill and chance * 24 * MOST_HOURS * groups <= CHANCE:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from diag.core.incident import Incident, seconds
+from diag.core.declarations import PACKAGE, read
+from diag.core.incident import Incident, Signal, seconds
 from diag.core.subjects import Rows, instance_name, label_value
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, QueryCache, Window
 from diag.knowledge.signals import death_claimed
@@ -52,8 +53,6 @@ LOG_ALONE = (
 SCRAPES = "sum by (instance) (count_over_time(up[$window]))"
 ANSWERED = "sum by (instance) (sum_over_time(up[$window]))"
 
-HOST = "run diag on the server's host, or scrape diag exporter"
-
 
 class TelemetryFamily(NamedTuple):
     """Telemetry that vLLM's own /metrics page lacks as a whole: its metrics, what they show, and how to get them.
@@ -70,30 +69,7 @@ class TelemetryFamily(NamedTuple):
 
 UNREAD = "xpu|tpu|hpu|neuron"
 """Devices that diag reads no telemetry of, as vLLM calls them."""
-FAMILIES = {
-    "gpu": TelemetryFamily("diag_gpu_.+", "diag_gpu_power_watts", "GPUs", "throttling, power, memory and faults", HOST),
-    "log": TelemetryFamily(
-        "diag_vllm_(startup|log)_.+",
-        "diag_vllm_startup_last_progress_timestamp_seconds",
-        "server log",
-        "start-up phases and errors",
-        "--log FILE",
-    ),
-    "process": TelemetryFamily(
-        "diag_vllm_process_.+",
-        "diag_vllm_process_cpu_seconds_total",
-        "processes",
-        "stopped or busy-waiting workers",
-        HOST,
-    ),
-    "device": TelemetryFamily(
-        "diag_gpu_.+",
-        "diag_gpu_power_watts",
-        "XPUs, TPUs",
-        "throttling, power, memory and faults",
-        "diag reads the GPUs of NVIDIA and AMD only",
-    ),
-}
+FAMILIES = read(PACKAGE / "diagnosis" / "telemetry_families.toml", dict[str, TelemetryFamily])
 
 
 DefectKind = (
@@ -149,7 +125,7 @@ def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
     window = Window(step / 1000, f"{step - 1}ms")  # neither Prometheus counts a scrape twice
     counts = _counts(queries.ask(SCRAPES, INSTANCE, window, times), least=1)
     good = _counts(queries.ask(ANSWERED, INSTANCE, window, times), least=0)
-    found = {}
+    by_server = {}
     for who, row in counts.items():
         if who not in good:  # only one query was answered for it
             continue
@@ -164,14 +140,14 @@ def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
             lost += float(np.maximum(due - 1 - full, 0).sum())
         total = int(np.nansum(row))
         is_gone = (len(row) - 1 - int(there[-1])) * window.seconds > PATIENCE * every
-        found[instance_name(who)] = Scrapes(
+        by_server[instance_name(who)] = Scrapes(
             count=total,
             failed=total - int(np.nansum(good[who])),
             interval=every,
             missing=lost / (total + lost),
             last=float(times[there[-1]] / 1000) if is_gone else None,
         )
-    return found
+    return by_server
 
 
 def _counts(rows: Rows, least: int) -> Rows:
@@ -184,12 +160,22 @@ def defects(
     remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
 ) -> tuple[TelemetryDefect, ...]:
     """Return the defects of the telemetry: of the scrapes, of the names of servers, and of what is collected."""
-    found = (
-        *_scrape_defects(remote, scraped, incidents),
-        *_identity_defects(remote, queries),
-        *_collection_defects(remote, scraped, queries),
+    created: dict[tuple[str, float], set[str]] = defaultdict(set)
+    for subject, row in queries.ask(CREATED, ("instance", "engine"), queries.whole).items():
+        created[label_value(subject, "engine"), float(row[-1])].add(instance_name(subject))
+    # instances are one server if their counters were created in the same microsecond
+    aliases = sorted({frozenset(names) for names in created.values() if len(names) > 1}, key=sorted)
+    every_defect = (
+        *_scrape_defects(remote, scraped, incidents, queries),
+        *([TelemetryDefect("aliases", groups=tuple(("", names) for names in aliases))] if aliases else []),
+        *_collection_defects(remote, scraped, frozenset().union(*aliases), queries),
     )
-    return tuple(defect._replace(of_all=len(defect.servers) == len(scraped)) for defect in found)
+    return tuple(defect._replace(of_all=len(defect.servers) == len(scraped)) for defect in every_defect)
+
+
+def _at_the_end(query: str | Signal, queries: QueryCache) -> Rows:
+    """Return the rows of a query over the last interval: what was there before it does not count."""
+    return queries.ask(query, INSTANCE, queries.holding(queries.source.interval), queries.source.instants[-1:])
 
 
 def _having(metric: str, queries: QueryCache) -> set[str]:
@@ -205,56 +191,32 @@ def late(remote: "PrometheusSource") -> float:
 
 
 def _scrape_defects(
-    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident]
+    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
 ) -> Iterator[TelemetryDefect]:
-    """Yield what is wrong with the scrapes: they ended, servers vanished, gaps, or too long an interval."""
+    """Yield what is wrong with the scrapes: they ended, servers vanished, gaps, too long an interval, wrong names."""
     if late(remote):
         yield TelemetryDefect("ended", number=int(remote.instants[-1]) / 1000)
-    gone = {name: scrapes.last for name, scrapes in scraped.items() if scrapes.last is not None}
-    if gone:
+    if gone := {name: scrapes.last for name, scrapes in scraped.items() if scrapes.last is not None}:
         yield TelemetryDefect("gone", frozenset(gone), max(gone.values()))
-    gaps = {name: scrapes.missing for name, scrapes in scraped.items() if scrapes.missing > MISSING}
-    if gaps:
+    if gaps := {name: scrapes.missing for name, scrapes in scraped.items() if scrapes.missing > MISSING}:
         yield TelemetryDefect("gaps", frozenset(gaps), max(gaps.values()))
-    blind = {
-        name: [
-            incident.id
-            for incident in incidents
-            if seconds(incident.window) < JITTER * FEWEST_INTERVALS * scrapes.interval
-        ]
-        for name, scrapes in scraped.items()
-    }
-    slow = {name: scraped[name].interval for name, alerts in blind.items() if alerts}
-    if slow:
-        widest = max(slow, key=slow.__getitem__)
-        yield TelemetryDefect("slow", frozenset(slow), slow[widest], tuple(blind[widest]))
 
+    def too_short(interval: float) -> tuple[str, ...]:
+        shortest = JITTER * FEWEST_INTERVALS * interval
+        return tuple(incident.id for incident in incidents if seconds(incident.window) < shortest)
 
-def _identity_defects(remote: "PrometheusSource", queries: QueryCache) -> Iterator[TelemetryDefect]:
-    """Yield what is wrong with names: metrics of another prefix, several servers as one, one server as several."""
+    if slow := {name: scrapes.interval for name, scrapes in scraped.items() if too_short(scrapes.interval)}:
+        widest = max(slow.values())
+        yield TelemetryDefect("slow", frozenset(slow), widest, too_short(widest))
     for prefix, servers in remote.renamed.items():
         yield TelemetryDefect("renamed", servers, names=(prefix, remote.prefix))
-    now = queries.holding(queries.source.interval)  # a job that was renamed meanwhile is not a second one
-    last = queries.source.instants[-1:]
-    double = frozenset(instance_name(subject) for subject in queries.ask(TWICE, INSTANCE, now, last))
-    if double:
-        known = queries.ask(JOBS, INSTANCE, now, last)
-        jobs = {label_value(subject, "job") for subject in known if instance_name(subject) in double}
+    if double := frozenset(map(instance_name, _at_the_end(TWICE, queries))):  # a job that was renamed is no second one
+        jobs = {label_value(labels, "job") for labels in _at_the_end(JOBS, queries) if instance_name(labels) in double}
         yield TelemetryDefect("double", double, names=tuple(jobs))
-    if aliases := _aliases(queries):
-        yield TelemetryDefect("aliases", groups=tuple(("", names) for names in aliases))
-
-
-def _aliases(queries: QueryCache) -> list[frozenset[str]]:
-    """Return the instances that are one server: their counters were created in the same microsecond."""
-    created: dict[tuple[str, float], set[str]] = defaultdict(set)
-    for subject, row in queries.ask(CREATED, ("instance", "engine"), queries.whole).items():
-        created[label_value(subject, "engine"), float(row[-1])].add(instance_name(subject))
-    return sorted({frozenset(names) for names in created.values() if len(names) > 1}, key=sorted)
 
 
 def _collection_defects(
-    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], queries: QueryCache
+    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], aliases: frozenset[str], queries: QueryCache
 ) -> Iterator[TelemetryDefect]:
     """Yield which telemetry is not collected: vLLM's statistics, collectors that fail, GPUs, the process."""
     served = _having(SERVES, queries)
@@ -273,7 +235,7 @@ def _collection_defects(
     blind = others - read
     if blind and not ours and remote.exists(DCGM):
         yield TelemetryDefect("not joined", frozenset(blind))
-    elif ours | read and (without := blind - _having(EXPORTER, queries) - set().union(*_aliases(queries))):
+    elif ours | read and (without := blind - _having(EXPORTER, queries) - aliases):
         yield TelemetryDefect("no gpu", frozenset(without))
     foreign = read - ours
     if foreign and (untold := foreign - _having(THROTTLE, queries)):
@@ -291,57 +253,45 @@ def claims(queries: QueryCache, kind: Literal["claimed", "survived"]) -> Iterato
     itself does, by work that follows ("survived").
     """
     query = f"max by (instance, event, file, line, text, state) (last_over_time({CLAIM_TIME}[$window]))"
-    claimed: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
-    now = queries.holding(queries.source.interval)
-    unproven = queries.ask(death_claimed, INSTANCE, now, queries.source.instants[-1:])
-    undecided = {instance_name(subject) for subject in unproven}
-    for subject, row in queries.ask(query, INSTANCE, now, queries.source.instants[-1:]).items():
-        labels = dict(subject)
+    undecided = set(map(instance_name, _at_the_end(death_claimed, queries)))
+    claimed: dict[str, list[tuple[float, Mapping[str, str]]]] = defaultdict(list)
+    for subject, row in _at_the_end(query, queries).items():
         if row[0] >= queries.source.first / 1000 - CLAIM_IS_NEWS:
-            claimed.setdefault(instance_name(subject), []).append((float(row[0]), labels))
+            claimed[instance_name(subject)].append((float(row[0]), dict(subject)))
     for name, lines in sorted(claimed.items()):
         at, first = min(lines, key=lambda line: (line[0], label_value(line[1], "line").zfill(12)))
         place = ":".join(filter(None, (label_value(first, "file"), label_value(first, "line"))))
         events = sorted({label_value(labels, "event") for _, labels in lines})
-        yield TelemetryDefect(
-            "unproven" if name in undecided else kind,
-            frozenset({name}),
-            at,
-            (label_value(first, "text"), place, *events),
-        )
+        names = (label_value(first, "text"), place, *events)
+        yield TelemetryDefect("unproven" if name in undecided else kind, frozenset({name}), at, names)
 
 
 def log_alone(ill: frozenset[str], queries: QueryCache) -> Iterator[TelemetryDefect]:
     """Yield the servers among `ill` of which only the log is known."""
-    alone = ill and ill & set(map(instance_name, queries.ask(LOG_ALONE, INSTANCE, queries.whole)))
-    if alone:
+    if alone := ill and ill & set(map(instance_name, queries.ask(LOG_ALONE, INSTANCE, queries.whole))):
         yield TelemetryDefect("log alone", frozenset(alone))
 
 
 def strays(queries: QueryCache) -> Iterator[TelemetryDefect]:
     """Yield the engines on a server's host whose API server has ended, and that no proof says to be this server's."""
     query = "max by (instance, pid, host) (last_over_time(diag_vllm_stray_engine[$window]))"
-    now = queries.holding(queries.source.interval)
-    found = [dict(subject) for subject in queries.ask(query, INSTANCE, now, queries.source.instants[-1:])]
-    names = sorted(f"PID {label_value(labels, 'pid')} on {label_value(labels, 'host')}" for labels in found)
-    if names:
-        yield TelemetryDefect("stray", frozenset(labels["instance"] for labels in found), names=tuple(names))
+    if engines := _at_the_end(query, queries):
+        names = sorted(f"PID {label_value(labels, 'pid')} on {label_value(labels, 'host')}" for labels in engines)
+        yield TelemetryDefect("stray", frozenset(map(instance_name, engines)), names=tuple(names))
 
 
 def not_measured(queries: QueryCache) -> tuple[str, ...]:
     """Return the families of telemetry that no server has; a family whose query was refused may be there."""
+    by_server = "count by (instance) (last_over_time({}[$window]))"
     absent = []
     for name, family in FAMILIES.items():
-        if name == "device":  # known by its servers alone
+        if name == "device" or queries.ask(by_server.format(family.usual), (), queries.whole):
             continue
-        usual = f"count by (instance) (last_over_time({family.usual}[$window]))"
-        if queries.ask(usual, (), queries.whole):
-            continue
-        query = f'count by (instance) (last_over_time({{__name__=~"{family.metrics}"}}[$window]))'
+        query = by_server.format(f'{{__name__=~"{family.metrics}"}}')
         query = GPUS if name == "gpu" else query  # which servers have GPUs is queried anyway
         if not queries.ask(query, (), queries.whole) and query not in queries.unanswered:
             absent.append(name)
-    unread = f'count by (instance) (last_over_time(diag_vllm_info{{device=~"{UNREAD}"}}[$window]))'
+    unread = by_server.format(f'diag_vllm_info{{device=~"{UNREAD}"}}')
     if "gpu" in absent and queries.ask(unread, (), queries.whole):
         absent[absent.index("gpu")] = "device"
     return tuple(absent)

@@ -5,20 +5,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import number, quantity
 from diag.core.incident import Signal
 from diag.core.subjects import Floats, Instants, Subject, instance_name
-from diag.diagnosis.progress import ENGINE
+from diag.diagnosis.progress import ENGINE, INSTANCE
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import ITL, RUNNING, TTFT, WAITING, kv_cache_usage_peak
 from diag.knowledge.signals.steps import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 from diag.vllm.command.shown import shown
 
-INSTANCE = ("instance",)
 SERVING = " unless on (instance, gpu) $gpus_not_serving"
-NOW, MINUTE = 15.0, 60.0
-"""Seconds of samples: for values that change with every scrape, and for values that need some events."""
+NOW = 15.0
+"""Seconds of samples for values that change with every scrape."""
 START = "max by ($by) (last_over_time(process_start_time_seconds[$window]))"
 
 
@@ -26,43 +26,12 @@ class ServerMeasure(NamedTuple):
     """A number of each server, computed from so many seconds of samples; `unit` as signals have them."""
 
     title: str
-    unit: str
     promql: str
+    unit: str = ""
     seconds: float = NOW
 
 
-def _percentile(share: float, histograms: tuple[str, ...]) -> str:
-    """Return the PromQL of a quantile of the first of these histograms that a server has."""
-    quantiles = (f"histogram_quantile({share}, sum by ($by, le) (rate({name}_bucket[$window])))" for name in histograms)
-    return " or ".join(quantiles)
-
-
-MEASURES: Mapping[str, ServerMeasure] = {
-    "running": ServerMeasure("requests running", "requests", f"sum by ($by) (last_over_time({RUNNING}[$window]))"),
-    "waiting": ServerMeasure("requests waiting", "requests", f"sum by ($by) (last_over_time({WAITING}[$window]))"),
-    "kv": ServerMeasure(kv_cache_usage_peak.name, "share", kv_cache_usage_peak.promql),
-    "tokens": ServerMeasure("output tokens / s", "", "sum by ($by) (rate(vllm:generation_tokens_total[$window]))"),
-    "ttft50": ServerMeasure("TTFT p50", "seconds", _percentile(0.5, TTFT), MINUTE),
-    "ttft95": ServerMeasure("TTFT p95", "seconds", _percentile(0.95, TTFT), MINUTE),
-    "itl50": ServerMeasure("ITL p50", "seconds", _percentile(0.5, ITL), MINUTE),
-    "itl95": ServerMeasure("ITL p95", "seconds", _percentile(0.95, ITL), MINUTE),
-    "preemptions": ServerMeasure("preemptions / min", "", "$preemptions", MINUTE),
-    "power": ServerMeasure(
-        "GPU power",
-        "watts",
-        f"sum by ($by) (last_over_time(diag_gpu_power_watts[$window]){SERVING})",
-    ),
-    "clock": ServerMeasure(
-        "SM MHz (slowest GPU)",
-        "MHz",
-        f'min by ($by) (last_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]){SERVING}) / 1e6',
-    ),
-    "temperature": ServerMeasure(
-        "GPU temperature (hottest)",
-        "celsius",
-        f"max by ($by) (last_over_time(diag_gpu_temperature_celsius[$window]){SERVING})",
-    ),
-}
+MEASURES = read(PACKAGE / "diagnosis" / "vitals.toml", dict[str, ServerMeasure])
 
 
 class Vitals(NamedTuple):
@@ -87,13 +56,17 @@ class Vitals(NamedTuple):
 
 def vitals(queries: QueryCache, running: Mapping[str, Running]) -> tuple[Vitals, ...]:
     """Return the vital signs of every server over the observed time; ordered by name."""
-    found = measured(queries, queries.source.instants)
-    starts = _rows(queries, START, NOW, queries.source.instants)
+
+    def history(values: Floats) -> tuple[float | None, ...]:
+        return tuple(None if np.isnan(value) else float(value) for value in values)
+
+    values = measured(queries, queries.source.instants)
+    starts = _by_server(queries, START, NOW, queries.source.instants)
     instants = tuple(float(unix) / 1000 for unix in queries.source.instants)
     signs = []
     for name in sorted(map(instance_name, queries.subjects(INSTANCE))):
-        histories = {key: _history(rows[name]) for key, rows in found.items() if name in rows}
-        began = [unix for unix in _history(starts[name]) if unix is not None] if name in starts else []
+        histories = {key: history(rows[name]) for key, rows in values.items() if name in rows}
+        began = [unix for unix in history(starts[name]) if unix is not None] if name in starts else []
         launch = shown(running[name].launch) if name in running else ""
         signs.append(Vitals(name, launch, instants, histories, tuple(sorted(set(began) - {*began[:1]}))))
     return tuple(signs)
@@ -101,16 +74,12 @@ def vitals(queries: QueryCache, running: Mapping[str, Running]) -> tuple[Vitals,
 
 def measured(queries: QueryCache, instants: Instants) -> dict[str, dict[str, Floats]]:
     """Return the values of every measure at these instants, by its key and the server's name."""
-    return {key: _rows(queries, each.promql, each.seconds, instants) for key, each in MEASURES.items()}
+    return {key: _by_server(queries, one.promql, one.seconds, instants) for key, one in MEASURES.items()}
 
 
-def _rows(queries: QueryCache, promql: str, seconds: float, instants: Instants) -> dict[str, Floats]:
+def _by_server(queries: QueryCache, promql: str, seconds: float, instants: Instants) -> dict[str, Floats]:
     rows = queries.ask(promql, INSTANCE, queries.holding(seconds), instants)
     return {instance_name(subject): values for subject, values in rows.items()}
-
-
-def _history(values: Floats) -> tuple[float | None, ...]:
-    return tuple(None if np.isnan(value) else float(value) for value in values)
 
 
 class CeilingShares(NamedTuple):
@@ -150,8 +119,8 @@ class CeilingShares(NamedTuple):
         }
         parts = [f"{quantity(share, 'share')} of {name}" for name, share in named.items() if share is not None]
         batch = f" ({number(self.batch)} requests in a decoding step)" if self.batch else ""
-        limits = {"bandwidth": "memory bandwidth", "compute": "compute"}
-        limit = f"{limits[self.bound]} limits the speed" if self.bound else "the GPU does not limit the speed"
+        bound = "memory bandwidth" if self.bound == "bandwidth" else self.bound
+        limit = f"{bound or 'the GPU'} {'limits' if bound else 'does not limit'} the speed"
         return f"{', '.join(parts)} in use{batch}: {limit}"
 
 
@@ -163,8 +132,8 @@ def ceiling_shares(queries: QueryCache) -> tuple[CeilingShares, ...]:
         return {subject: float(row[-1]) for subject, row in rows.items() if np.isfinite(row[-1])}
 
     first = last(bandwidth_share), last(compute_share)
-    if not any(first):
+    subjects = sorted(subject for subject in {**first[0], **first[1]} if not queries.is_gone(subject))
+    if not subjects:
         return ()
     columns = (*first, *map(last, (nvlink_share, all_reduce_share, batch)))
-    subjects = sorted(subject for subject in {**first[0], **first[1]} if not queries.is_gone(subject))
     return tuple(CeilingShares(subject, *(column.get(subject) for column in columns)) for subject in subjects)

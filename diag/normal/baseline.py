@@ -10,14 +10,16 @@ normal speed can be looked up for any load.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diag import __version__
+from diag.core.declarations import PACKAGE
+from diag.core.declarations import read as read_declarations
 from diag.core.errors import BadUsage
 from diag.core.files import exists, only_writer, read_json, refused_in_words, written_whole
 from diag.core.formatting import printable
@@ -25,13 +27,10 @@ from diag.core.subjects import LARGEST, Rows, Subject, instance_name, label_valu
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, VERSIONS, QueryCache
 from diag.knowledge.signals import RUNNING
 from diag.knowledge.signals.expressions import configured
-from diag.knowledge.signals.kv_cache import prefix_cache_hit_rate
 from diag.knowledge.signals.startup import PHASE, SPENT
 
 WINDOW = 10.0
 """Seconds of one row; three scrape intervals if these are longer than 3 s."""
-FEWEST_TOKENS = 50
-"""Tokens in a window below which its mean depends more on single requests than on the server (judged)."""
 FEWEST_REQUESTS = 3
 """Requests below which the signals have no value either."""
 SAME_LOAD = 1.33
@@ -39,20 +38,6 @@ SAME_LOAD = 1.33
 SAME_LENGTHS = 1.5
 """Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base), by more if few are long."""
 ENGINE = ("instance", "engine")
-COLUMNS: Mapping[str, str] = {
-    "running": "$requests_running_mean",
-    "waiting": "$requests_waiting_mean",
-    "prompt_tokens": f"$prompt_tokens / ($first_tokens >= {FEWEST_REQUESTS})",
-    "output_tokens": f"$finished_output_tokens / ($finished_requests >= {FEWEST_REQUESTS})",
-    "itl_seconds": f"$itl_sum / ($itl_count >= {FEWEST_TOKENS})",
-    "ttft_seconds": "sum by ($by) (increase(vllm:time_to_first_token_seconds_sum[$window]))"
-    f" / ($first_tokens >= {FEWEST_REQUESTS})",
-    "tokens_per_second": "$output_tokens_rate > 0",
-    "joules_per_token": "sum by (instance) (avg_over_time(diag_gpu_power_watts[$window])"
-    " unless on (instance, gpu) $gpus_not_serving) / ($output_tokens_rate by (instance) > 0)",
-    "prefix_hit_share": prefix_cache_hit_rate.promql,
-}
-"""PromQL of the columns of a row, by their names in a baseline file."""
 MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
 """Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
 GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
@@ -66,6 +51,24 @@ READY = f'max by (instance) (last_over_time({PHASE}{{phase="ready"}}[$window]))'
 Bools = NDArray[np.bool_]
 Row = Mapping[str, float]
 """`at` (the end of the window, unix seconds) and the columns that were measured."""
+
+
+class Column(NamedTuple):
+    """A column of a row: its PromQL, and how its values are compared if it is a `measure`, by its name in a report.
+
+    `worse` is the direction that is bad for users, `given` the columns of the load that have to be alike, `least` the
+    least notable difference.
+    """
+
+    promql: str
+    measure: str = ""
+    unit: str = ""
+    worse: Literal["higher", "lower"] = "higher"
+    given: tuple[str, ...] = ()
+    least: float = 0.0
+
+
+COLUMNS = read_declarations(PACKAGE / "normal" / "columns.toml", dict[str, Column])
 
 
 class ServerKind(NamedTuple):
@@ -96,59 +99,59 @@ def measure(queries: QueryCache) -> list[Measured]:
     instants = queries.source.instants[every::every]
     if not len(instants):
         return []
-    columns = {name: queries.ask(promql, ENGINE, window, instants) for name, promql in COLUMNS.items()}
+    columns = {name: queries.ask(column.promql, ENGINE, window, instants) for name, column in COLUMNS.items()}
     versions = _labelled(queries.ask(VERSIONS, ENGINE, window, instants), "version")
-    kinds = _Kinds(queries)
-    found: dict[tuple[Subject, str], list[Row]] = defaultdict(list)
+    kind = _kinds(queries)
+    rows: dict[tuple[Subject, str], list[Row]] = defaultdict(list)
     for subject in columns["running"]:
-        known = {name: values for name, rows in columns.items() if (values := rows.of(subject)) is not None}
-        for place in np.flatnonzero(known["running"] > 0):
+        by_name = {name: values for name, column in columns.items() if (values := column.of(subject)) is not None}
+        for place in np.flatnonzero(by_name["running"] > 0):
             ran = [name for name, there in versions[instance_name(subject)] if there[place]]
             if len(ran) <= 1:  # a window with an upgrade shows the speed of neither release
-                row = {name: float(series[place]) for name, series in known.items() if not np.isnan(series[place])}
-                found[subject, "".join(ran)].append({"at": float(instants[place]) / 1000, **row})
+                row = {name: float(series[place]) for name, series in by_name.items() if not np.isnan(series[place])}
+                rows[subject, "".join(ran)].append({"at": float(instants[place]) / 1000, **row})
     return [
-        Measured(subject, kinds.of(instance_name(subject), version), tuple(rows))
-        for (subject, version), rows in found.items()
+        Measured(subject, kind(instance_name(subject), version), tuple(windows))
+        for (subject, version), windows in rows.items()
     ]
 
 
-class _Kinds:
-    """The model, GPU and flags of each server, over all that was observed."""
+def _kinds(queries: QueryCache) -> Callable[[str, str], ServerKind]:
+    """Return a function from a server and its release to its kind: model, GPU and flags over all that was observed."""
 
-    def __init__(self, queries: QueryCache) -> None:
-        def names(promql: str, label: str) -> Mapping[str, str]:
-            found = _labelled(queries.ask(promql, (), queries.whole), label)
-            return {name: ", ".join(sorted({text for text, _ in texts})) for name, texts in found.items()}
+    def names(promql: str, label: str) -> Mapping[str, str]:
+        by_server = _labelled(queries.ask(promql, (), queries.whole), label)
+        return {name: ", ".join(sorted({text for text, _ in texts})) for name, texts in by_server.items()}
 
-        self._models, self._gpus = names(MODELS, "model_name"), names(GPU_NAMES, "name")
-        self._flags = {flag: queries.ask(configured(flag), (), queries.whole) for flag in SPEED_FLAGS}
+    models, gpus = names(MODELS, "model_name"), names(GPU_NAMES, "name")
+    settings = {flag: queries.ask(configured(flag), (), queries.whole) for flag in SPEED_FLAGS}
 
-    def of(self, instance: str, version: str) -> ServerKind:
-        """Return the kind of a server while it ran this release."""
-        values = ((flag, rows.get((("instance", instance),))) for flag, rows in self._flags.items())
+    def kind(instance: str, version: str) -> ServerKind:
+        values = ((flag, rows.get((("instance", instance),))) for flag, rows in settings.items())
         flags = tuple((flag, float(row[-1])) for flag, row in values if row is not None and not np.isnan(row[-1]))
-        return ServerKind(self._models.get(instance, ""), version, self._gpus.get(instance, ""), flags)
+        return ServerKind(models.get(instance, ""), version, gpus.get(instance, ""), flags)
+
+    return kind
 
 
 def starts(queries: QueryCache) -> list[tuple[str, ServerKind, Mapping[str, float]]]:
     """Return the servers whose start the log shows from its beginning to its end: seconds of each phase."""
-    known, versions = _Kinds(queries), _labelled(queries.ask(VERSIONS, (), queries.whole), "version")
+    kind, versions = _kinds(queries), _labelled(queries.ask(VERSIONS, (), queries.whole), "version")
     spent: dict[str, dict[str, float]] = defaultdict(dict)
     for subject, row in queries.ask(PHASES, (), queries.whole).items():
         if row[-1] > 0:
             spent[instance_name(subject)][label_value(subject, "phase")] = float(row[-1])
     ready = [instance_name(subject) for subject, row in queries.ask(READY, (), queries.whole).items() if row[-1] == 1]
-    return [(name, known.of(name, versions[name][-1][0] if versions[name] else ""), spent[name]) for name in ready]
+    return [(name, kind(name, versions[name][-1][0] if versions[name] else ""), spent[name]) for name in ready]
 
 
 def _labelled(rows: Rows, name: str) -> dict[str, list[tuple[str, Bools]]]:
     """Return for each instance the texts of a label that are not empty, and at which instants each is there."""
-    found: dict[str, list[tuple[str, Bools]]] = defaultdict(list)
+    texts: dict[str, list[tuple[str, Bools]]] = defaultdict(list)
     for subject, row in sorted(rows.items()):
         if text := label_value(subject, name):
-            found[instance_name(subject)].append((text, ~np.isnan(row)))
-    return found
+            texts[instance_name(subject)].append((text, ~np.isnan(row)))
+    return texts
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -175,7 +178,7 @@ Baseline = tuple[Normal, ...]
 def learn(queries: QueryCache, but: Iterable[str] = ()) -> Baseline:
     """Measure the observed servers, without some of them."""
     left_out = set(but)
-    rows = (Normal(found.kind, found.rows) for found in measure(queries) if found.instance not in left_out)
+    rows = (Normal(server.kind, server.rows) for server in measure(queries) if server.instance not in left_out)
     begun = (Normal(kind, (), (phases,)) for name, kind, phases in starts(queries) if name not in left_out)
     return merged((*rows, *begun))
 
@@ -185,17 +188,17 @@ def merged(normals: Iterable[Normal]) -> Baseline:
 
     If there are too many rows, evenly many of every load are kept.
     """
-    found: dict[ServerKind, Normal] = {}
+    by_kind: dict[ServerKind, Normal] = {}
     for normal in normals:
-        old = found.pop(normal.kind, Normal(normal.kind))
+        old = by_kind.pop(normal.kind, Normal(normal.kind))
         rows = _without_duplicates((*old.rows, *normal.rows))
         if len(rows) > MOST_ROWS:
             by_load = sorted(rows, key=lambda row: (row["running"], row["at"]))
             rows = [by_load[at * len(by_load) // MOST_ROWS] for at in range(MOST_ROWS)]
         rows.sort(key=lambda row: row["at"])
         begun = _without_duplicates((*old.starts, *normal.starts))  # no two starts take equally long in each phase
-        found[normal.kind] = Normal(normal.kind, tuple(rows), tuple(begun[-MOST_STARTS:]))
-    return tuple(found.values())[-MOST_KINDS:]
+        by_kind[normal.kind] = Normal(normal.kind, tuple(rows), tuple(begun[-MOST_STARTS:]))
+    return tuple(by_kind.values())[-MOST_KINDS:]
 
 
 def _without_duplicates(rows: Sequence[Row]) -> list[Row]:

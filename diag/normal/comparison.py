@@ -3,8 +3,9 @@
 The comparison is evidence beside the diagnosis, never an alarm: a server may be slower than ever and serve well.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from diag.core.formatting import listed, plural, printable
 from diag.core.subjects import Floats
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, NormalReading
-from diag.normal.baseline import SAME_LENGTHS, SAME_LOAD, Baseline, Measured, Row, ServerKind, measure, starts
+from diag.normal.baseline import COLUMNS, SAME_LENGTHS, SAME_LOAD, Baseline, Measured, Row, ServerKind, measure, starts
 
 FEWEST = 5
 """Windows of the baseline at a load, below which no speed is called normal (judged)."""
@@ -28,24 +29,6 @@ NOTABLE = 1.25
 """The least factor that is reported (judged); two runs of one load differ by up to 1.2 (kv_cascade_base)."""
 
 
-class Measure(NamedTuple):
-    """A column that is compared, the columns of the load that have to be alike, and the least notable difference."""
-
-    column: str
-    name: str
-    unit: str
-    worse: Literal["higher", "lower"]
-    given: tuple[str, ...]
-    least: float
-
-
-MEASURES = (
-    Measure("itl_seconds", "ITL (mean)", "seconds", "higher", ("running", "prompt_tokens"), 0.002),
-    Measure("ttft_seconds", "TTFT (mean)", "seconds", "higher", ("running", "prompt_tokens", "waiting"), 0.05),
-    Measure("tokens_per_second", "output tokens / s", "1/s", "lower", ("running", "prompt_tokens"), 1.0),
-    Measure("joules_per_token", "GPU energy (J / output token)", "J", "higher", ("running", "prompt_tokens"), 0.0),
-    Measure("prefix_hit_share", "prefix cache hit rate", "share", "lower", ("running", "prompt_tokens"), 0.1),
-)
 LEAST_OF_START = 10.0
 """Seconds by which a phase of a start has to differ to be notable (judged)."""
 
@@ -68,10 +51,9 @@ LOADS = {
 def by_baseline(queries: QueryCache, baseline: Baseline, file: str) -> Normality:
     """Compare every engine with the kind of server in the file that is most like it."""
     measured = measure(queries)
-    if not measured:
-        reasons: tuple[str, ...] = ("no request was running, or too few scrapes were answered",)
-        return Normality(file, tuple(_startups(starts(queries), baseline)), reasons)
-    return _compared(measured, starts(queries), baseline, file)
+    compared = _compared(measured, starts(queries), baseline, file)
+    none = "no request was running, or too few scrapes were answered"
+    return compared if measured else compared._replace(reasons=(none,))
 
 
 def between(before: Baseline, after: Baseline, file: str) -> Normality:
@@ -79,10 +61,10 @@ def between(before: Baseline, after: Baseline, file: str) -> Normality:
     measured = [Measured((), normal.kind, normal.rows) for normal in after if normal.rows]
     begun = []
     for normal in after:
-        phases: dict[str, list[float]] = {}
+        phases: dict[str, list[float]] = defaultdict(list)
         for start in normal.starts:
             for phase, spent in start.items():
-                phases.setdefault(phase, []).append(spent)
+                phases[phase].append(spent)
         begun += [("", normal.kind, {phase: float(np.median(spent)) for phase, spent in phases.items()})]
     return _compared(measured, begun, before, file)
 
@@ -95,23 +77,23 @@ def _compared(
 ) -> Normality:
     readings: list[NormalReading] = []
     reasons: dict[str, None] = {}
-    for seen in measured:
-        kind = _closest(seen.kind, [normal.kind for normal in baseline if normal.rows])
+    for server in measured:
+        kind = _closest(server.kind, [normal.kind for normal in baseline if normal.rows])
         if kind is None:
-            reasons[f"the baseline has no server of the model {printable(seen.kind.model)} on this GPU"] = None
+            reasons[f"the baseline has no server of the model {printable(server.kind.model)} on this GPU"] = None
             continue
         rows = next(normal.rows for normal in baseline if normal.kind == kind)
-        found = list(_readings(seen, rows, f"this server's normal{_differing_flags(seen.kind, kind)}", kind.version))
-        readings += found
-        if not found:
-            running = [[row["running"] for row in some] for some in (seen.rows, rows)]
+        of_server = list(_readings(server, rows, _normal_of(server.kind, kind), kind.version))
+        readings += of_server
+        if not of_server:
+            running = [[row["running"] for row in some] for some in (server.rows, rows)]
             ours, theirs = (f"{min(values):.0f} - {max(values):.0f}" for values in running)
             load = f"{ours} requests running, {theirs} in the baseline"
             reasons[f"no {FEWEST} windows of the baseline had this load: {load}"] = None
     return Normality(file, (*readings, *_startups(begun, baseline)), tuple(reasons))
 
 
-def _closest(kind: ServerKind, known: Sequence[ServerKind]) -> ServerKind | None:
+def _closest(kind: ServerKind, kinds: Sequence[ServerKind]) -> ServerKind | None:
     """Return the closest kind of the same model and GPU: the one with the fewest other flags, then of the same release,
     then the last.
 
@@ -119,7 +101,7 @@ def _closest(kind: ServerKind, known: Sequence[ServerKind]) -> ServerKind | None
     """
     same = [
         other
-        for other in reversed(known)
+        for other in reversed(kinds)
         if other.model == kind.model and (other.gpu == kind.gpu or not (other.gpu and kind.gpu))
     ]
     return max(same, key=lambda other: (-len(_other_flags(kind, other)), other.version == kind.version), default=None)
@@ -131,9 +113,9 @@ def _other_flags(one: ServerKind, other: ServerKind) -> list[str]:
     return [name for name in left if name in right and left[name] != right[name]]
 
 
-def _differing_flags(ours: ServerKind, theirs: ServerKind) -> str:
-    flags = _other_flags(ours, theirs)
-    return f" (with another {listed([f'--{name}'.replace('_', '-') for name in flags])})" if flags else ""
+def _normal_of(ours: ServerKind, theirs: ServerKind) -> str:
+    flags = [f"--{name}".replace("_", "-") for name in _other_flags(ours, theirs)]
+    return f"this server's normal{f' (with another {listed(flags)})' if flags else ''}"
 
 
 def by_peers(queries: QueryCache, ill: Collection[str]) -> Normality:
@@ -141,20 +123,20 @@ def by_peers(queries: QueryCache, ill: Collection[str]) -> Normality:
 
     Only clear differences are reported, and only if there are enough servers.
     """
-    groups: dict[ServerKind, list[Measured]] = {}
-    for seen in measure(queries):
-        if seen.kind.model:
-            groups.setdefault(seen.kind._replace(version=""), []).append(seen)
+    groups: dict[ServerKind, list[Measured]] = defaultdict(list)
+    for server in measure(queries):
+        if server.kind.model:
+            groups[server.kind._replace(version="")].append(server)
     readings: list[NormalReading] = []
     for group in groups.values():
-        rows = [(seen.instance, row) for seen in group for row in seen.rows]
+        rows = [(server.instance, row) for server in group for row in server.rows]
         rows = rows[:: -(-len(rows) // MOST_COMPARED)]
-        is_enough = len({seen.instance for seen in group}) > FEWEST_PEERS
-        for seen in group if is_enough else ():
-            if seen.instance in ill:
-                others = [row for name, row in rows if name != seen.instance]
-                peers = len({name for name, _ in rows} - {seen.instance})
-                readings += _readings(seen, others, f"the median of {plural(peers, 'peer')}", "")
+        is_enough = len({server.instance for server in group}) > FEWEST_PEERS
+        for server in group if is_enough else ():
+            if server.instance in ill:
+                others = [row for name, row in rows if name != server.instance]
+                peers = len({name for name, _ in rows} - {server.instance})
+                readings += _readings(server, others, f"the median of {plural(peers, 'peer')}", "")
     return Normality("", tuple(reading for reading in readings if reading.notable), ())
 
 
@@ -177,61 +159,55 @@ class _Band(NamedTuple):
         return is_far and apart > max(SPREADS * self.spread, least)
 
 
-def _readings(seen: Measured, rows: Sequence[Row], against: str, version: str) -> Iterator[NormalReading]:
-    """Compare the median over the windows of the server with the median of the normal speeds at the load of each."""
-    names = (*LOADS, *(measure.column for measure in MEASURES))
-    table = {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in names}
-    for measured in MEASURES:
-        normals = [(row, band) for row in seen.rows if (band := _normal_band(measured, row, table))]
-        if not normals:
-            continue
-        loads = {name: [row[name] for row, _ in normals if name in row] for name in measured.given}
-        band = _Band(*(float(np.median(numbers)) for numbers in zip(*(band for _, band in normals), strict=True)))
-        value = float(np.median([row[measured.column] for row, _ in normals]))
-        yield NormalReading(
-            subject=seen.subject,
-            measure=measured.name,
-            unit=measured.unit,
-            worse=measured.worse,
-            value=value,
-            normal=band.median,
-            spread=band.spread,
-            given=tuple((LOADS[name].text, float(np.median(values))) for name, values in loads.items() if values),
-            against=against,
-            version=version,
-            own_version=seen.kind.version,
-            windows=round(band.windows),
-            notable=band.is_notable(value, measured.least),
-        )
-
-
-def _normal_band(measured: Measure, row: Row, table: Mapping[str, Floats]) -> _Band | None:
-    """Return the normal speeds at the load of this row; None if the speed was not measured, or too rarely.
+def _readings(server: Measured, rows: Sequence[Row], against: str, version: str) -> Iterator[NormalReading]:
+    """Compare the median over the windows of the server with the median of the normal speeds at the load of each.
 
     Rows whose load was not measured do not count.
     """
-    if measured.column not in row:
-        return None
-    alike = ~np.isnan(table[measured.column])
-    for name in measured.given:
-        if name in row:
-            low, high = np.minimum(row[name], table[name]), np.maximum(row[name], table[name])
-            alike &= (high <= LOADS[name].factor * low) | (high - low <= LOADS[name].difference)
-    values = table[measured.column][alike]
-    return _Band.of(values) if len(values) >= FEWEST else None
+    table = {name: np.array([row.get(name, np.nan) for row in rows], np.float64) for name in COLUMNS}
+    for name, column in COLUMNS.items():
+        normals = []
+        for row in server.rows if column.measure else ():
+            alike = ~np.isnan(table[name]) & (name in row)
+            for load in column.given:
+                if load in row:
+                    low, high = np.minimum(row[load], table[load]), np.maximum(row[load], table[load])
+                    alike &= (high <= LOADS[load].factor * low) | (high - low <= LOADS[load].difference)
+            if alike.sum() >= FEWEST:
+                normals.append((row, _Band.of(table[name][alike])))
+        if not normals:
+            continue
+        loads = {load: [row[load] for row, _ in normals if load in row] for load in column.given}
+        band = _Band(*(float(np.median(numbers)) for numbers in zip(*(band for _, band in normals), strict=True)))
+        value = float(np.median([row[name] for row, _ in normals]))
+        yield NormalReading(
+            subject=server.subject,
+            measure=column.measure,
+            unit=column.unit,
+            worse=column.worse,
+            value=value,
+            normal=band.median,
+            spread=band.spread,
+            given=tuple((LOADS[load].text, float(np.median(values))) for load, values in loads.items() if values),
+            against=against,
+            version=version,
+            own_version=server.kind.version,
+            windows=round(band.windows),
+            notable=band.is_notable(value, column.least),
+        )
 
 
 def _startups(
     begun: Sequence[tuple[str, ServerKind, Mapping[str, float]]], baseline: Baseline
 ) -> Iterator[NormalReading]:
     """Compare the phases of a start with those of earlier ones."""
-    known = {normal.kind: normal.starts for normal in baseline if normal.starts}
+    earlier = {normal.kind: normal.starts for normal in baseline if normal.starts}
     for instance, kind, phases in begun:
-        closest = _closest(kind, list(known))
+        closest = _closest(kind, list(earlier))
         if closest is None:
             continue
         for phase, spent in phases.items():
-            before = [start[phase] for start in known[closest] if phase in start]
+            before = [start[phase] for start in earlier[closest] if phase in start]
             if len(before) < FEWEST_STARTS:
                 continue
             band = _Band.of(np.array(before))
@@ -244,7 +220,7 @@ def _startups(
                 normal=band.median,
                 spread=band.spread,
                 given=(),
-                against=f"this server's normal{_differing_flags(kind, closest)}",
+                against=_normal_of(kind, closest),
                 version=closest.version,
                 own_version=kind.version,
                 windows=len(before),

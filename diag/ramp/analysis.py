@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from diag.core.formatting import number, quantity
 from diag.core.incident import Fix
 from diag.diagnosis.diagnose import Diagnosis, diagnose
-from diag.diagnosis.proposals import Proposal, Running, by_subject, propose
+from diag.diagnosis.proposals import Proposal, Running, propose
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.signals import runs_on_cpu
@@ -209,7 +209,7 @@ def _judge_binder(binder: Binder, queries: QueryCache, running: Mapping[str, Run
         return
     if state == "binds":
         evidence = [f"{reading.sentence} ({reading.threshold})" for reading in first.symptoms]
-        proposals = propose(first, queries, by_subject(running, first.subject))
+        proposals = propose(first, queries, running.get(first.server, Running()))
     else:
         decisive = [reading for reading in first.symptoms if reading.holds is not True]
         if state == "ruled out":  # the readings up to the first one that decides

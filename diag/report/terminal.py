@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
     from rich.text import Text
 
-    from diag.diagnosis.snapshot import Transition
+    from diag.diagnosis.report import Transition
     from diag.sources.source import Tick
 
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}

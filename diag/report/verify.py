@@ -17,9 +17,8 @@ from diag.report.json import observed
 from diag.report.layout import paragraph
 from diag.report.markdown import escape
 from diag.report.parts import LabelledPart, in_markdown, plain
-from diag.verify.changes import GATEWAY_LIMIT
+from diag.verify.changes import CLEAR, GATEWAY_LIMIT, Bounds, UserMetric
 from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
-from diag.verify.deltas import CLEAR, Bounds, UserMetric
 from diag.verify.load import Load, mostly_idle
 
 SCHEMA = "diag.verify/2"

@@ -1,23 +1,29 @@
-"""The changes between two snapshots of a server: its flags, command, version and GPUs, and a limit at the gateway.
+"""The changes between two snapshots of a server: its settings, a limit at the gateway, and what they brought about.
 
 A gateway is on no page of the server. If exactly as many requests as the doctor proposed for the gateway are in flight
-all the time, the limit is recognised as the change: fewer requests in flight are then no lighter load.
+all the time, the limit is recognised as the change: fewer requests in flight are then no lighter load. What users see
+is as exact as a histogram: bucket edges.
 """
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from diag.core.formatting import number, quantity
-from diag.core.incident import Fix
+from diag.core.incident import Condition, Fix, Incident
 from diag.core.subjects import label_value
-from diag.diagnosis.proposals import command_in, written
+from diag.diagnosis.decision_table import COMPARE
+from diag.diagnosis.diagnose import Diagnosis
+from diag.diagnosis.proposals import command_in, moves, written
 from diag.diagnosis.query_cache import VERSIONS
-from diag.diagnosis.report import Finding
-from diag.diagnosis.snapshot import ServerSnapshot
-from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
+from diag.diagnosis.report import Finding, ServerSnapshot
+from diag.knowledge import signals
+from diag.knowledge.signals import ITL, RUNNING
 from diag.normal.baseline import GPU_NAMES, MODELS, SAME_LOAD
 from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
@@ -32,6 +38,16 @@ _HIDDEN = re.compile(r"\"?\$\{\w+:\?\}\"?")
 """A variable that stands for a secret in a published launch command."""
 GATEWAY_LIMIT = "gateway concurrency limit"
 """Name of the change that is on no page of the server."""
+CLEAR = 1 / 3
+"""Share of the signal's size: preemptions differ by 0.21 between two runs of one load (kv_cascade, kv_cascade_base), by
+0.49 if a watermark halves them (cure_watermark)."""
+WORK = (
+    *(signals.progress, signals.requests_finished, signals.requests_in_flight_peak, signals.requests_running),
+    *(signals.requests_running_median, signals.speculates, signals.serving, signals.tokens_of_peers),
+)
+"""Signals that incidents require so that there is enough traffic to judge: more of it is no symptom."""
+RUN_TO_RUN = 1.5
+"""Runs of one configuration under one load: 1,375 output tokens/s and 1,706-2,127 in three others (kv_cascade_base)."""
 ENGINES = f"count by ($by) (last_over_time({RUNNING}[$window]))"
 
 
@@ -65,15 +81,13 @@ class AppliedFix:
 
 def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChange, ...]:
     """Return all known differences between two snapshots of a server; settings that vLLM derives come last."""
-    found = []
-    for name, query, label in FACTS:
-        old, new = _fact(before, query, label), _fact(after, query, label)
-        if old and new and old != new:
-            found.append(SettingChange(name, old, new))
+    facts = [(name, _fact(before, query, label), _fact(after, query, label)) for name, query, label in FACTS]
+    identity = [SettingChange(name, old, new) for name, old, new in facts if old and new and old != new]
 
     # the options of the launch commands, if both are known; the command of a process has no variables
     by_name: dict[str, SettingChange] = {}
-    launches = _launch_options(before), _launch_options(after)
+    commands = [command_in(server.running.launch) if server.running else None for server in (before, after)]
+    launches = [options(command) if command else {} for command in commands]
     if all(launches):
         variables = all(any(not name.startswith("-") for name in launch) for launch in launches)
         for name in sorted(launches[0].keys() | launches[1].keys()):
@@ -93,7 +107,7 @@ def changes(before: ServerSnapshot, after: ServerSnapshot) -> tuple[SettingChang
         if earlier != later and (on_both or not (all(launches) or derived)):
             name = flag if derived else f"--{flag.replace('_', '-')}"
             by_name[name] = SettingChange(name, earlier, later, derived, on_both)
-    return tuple(sorted([*found, *by_name.values()], key=lambda change: change.derived))
+    return tuple(sorted([*identity, *by_name.values()], key=lambda change: change.derived))
 
 
 def models(server: ServerSnapshot) -> str:
@@ -106,20 +120,14 @@ def _fact(server: ServerSnapshot, query: str, name: str) -> str:
     return ", ".join(sorted(f"{count:.0f} x {text}" if query == GPU_NAMES else text for text, count in counted if text))
 
 
-def _launch_options(server: ServerSnapshot) -> Mapping[str, str]:
-    """Return the options and variables of the launch command; empty if it cannot be read."""
-    command = command_in(server.running.launch) if server.running else None
-    return options(command) if command else {}
-
-
 def options(command: Command) -> dict[str, str]:
     """Return the variables and options of a command by name, "" for a switch that is on, without the program's own."""
-    found = {name: value for name, value in command.environment.items() if name.isupper()}
-    for given in command.given:
-        on = given.option is None or given.option.on
-        key = f".{given.option.key}" if given.option and given.option.key else ""
-        found[given.name + key] = " ".join(given.values) if on else "False"
-    return found | ({"--model": command.model} if command.model else {})
+    by_name = {name: value for name, value in command.environment.items() if name.isupper()}
+    for argument in command.given:
+        option = argument.option
+        key = f".{option.key}" if option and option.key else ""
+        by_name[argument.name + key] = " ".join(argument.values) if option is None or option.on else "False"
+    return by_name | ({"--model": command.model} if command.model else {})
 
 
 # -- which of them are fixes ------------------------------------------------------------------------------------------
@@ -127,18 +135,18 @@ def options(command: Command) -> dict[str, str]:
 
 def limits_requests(fix: Fix) -> bool:
     """Return True if a fix is a limit on requests in flight that the gateway keeps, not the server."""
-    return not fix.name and fix.value == requests_that_fit_kv_cache
+    return not fix.name and fix.value == signals.requests_that_fit_kv_cache
 
 
-def applied_fixes(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[AppliedFix, ...]:
+def applied_fixes(finding: Finding, settings: tuple[SettingChange, ...]) -> tuple[AppliedFix, ...]:
     """Return the known fixes of the incident that are among the changes."""
-    by_name = {change.name: change for change in found if change.known and not change.derived}
+    by_name = {change.name: change for change in settings if change.known and not change.derived}
     applied = []
     for fix in finding.diagnosis.incident.fixes:
         values = (proposal.after for proposal in finding.proposals if proposal.fix == fix)
         proposed = next((written(value) for value in values if value not in (None, "")), "")
-        known = AppliedFix(fix, proposed)
-        change = by_name.get(known.name)
+        candidate = AppliedFix(fix, proposed)
+        change = by_name.get(candidate.name)
         if change is None:
             continue
         old, new = _number(change.before), _number(change.after)
@@ -146,12 +154,10 @@ def applied_fixes(finding: Finding, found: tuple[SettingChange, ...]) -> tuple[A
             is_applied = fix.value is None and change.after is None
         elif not fix.direction:
             is_applied = fix.value in ("", change.after) or not isinstance(fix.value, str)
-        elif new is None or old is None:
-            is_applied = new is not None
         else:
-            is_applied = (new < old or old == 0) if fix.direction == "lower" else new > old
+            is_applied = new is not None and (old is None or moves(fix.direction, old, new))
         if is_applied:
-            applied.append(known)
+            applied.append(candidate)
     return tuple(applied)
 
 
@@ -160,6 +166,159 @@ def _number(text: str | None) -> float | None:
         return None if text is None else float(text)
     except ValueError:
         return None
+
+
+# -- the signals that a fix should move ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SignalDelta:
+    """A condition that the fix should bring about, and its signal's mean over the windows judged before and after."""
+
+    condition: Condition
+    threshold: float
+    before: float | None
+    after: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """True if the condition holds after the change; None: not measured."""
+        return None if self.after is None else bool(COMPARE[self.condition.op](self.after, self.threshold))
+
+    @property
+    def improvement(self) -> float:
+        """The distance moved: a share of its size, or of its distance to the threshold; negative if it moved away."""
+        if self.before is None or self.after is None:
+            return 0.0
+        size = max(abs(self.before), abs(self.after), abs(self.before - self.threshold))
+        fell = (self.before - self.after) / size if size else 0.0
+        return fell if self.condition.op.startswith("<") else -fell
+
+
+def expected(incident: Incident, fixes: Sequence[AppliedFix]) -> tuple[Condition, ...]:
+    """Return the effects of the applied fixes, then that the symptoms no longer hold; one condition per signal."""
+    effects = dict.fromkeys(condition for applied in fixes for condition in applied.fix.expects)
+    taken = {condition.signal for condition in effects} | {*WORK}
+    symptoms = (symptom for symptom in incident.symptoms if symptom.signal not in taken)
+    return (*effects, *(symptom.opposite for symptom in symptoms))
+
+
+def signal_deltas(
+    diagnosis: Diagnosis, conditions: Sequence[Condition], before: ServerSnapshot, after: ServerSnapshot
+) -> tuple[SignalDelta, ...]:
+    """Measure each condition before and after, over windows of one length: a count would grow with them."""
+    sides = (before, after)
+    spans = [side.queries.span for side in sides if side.queries.span > 0]
+    seconds = min([max(side.queries.window(diagnosis.incident).seconds for side in sides), *spans])
+
+    def mean(condition: Condition, server: ServerSnapshot) -> float | None:
+        rows = server.queries.ask(condition.signal, diagnosis.incident.per, server.queries.holding(seconds))
+        row = rows.of(server.renamed(diagnosis.subject))
+        return None if row is None or np.isnan(row).all() else float(np.nanmean(row))
+
+    threshold = before.queries.contract.limit
+    return tuple(
+        SignalDelta(condition, threshold(condition.limit), mean(condition, before), mean(condition, after))
+        for condition in conditions
+    )
+
+
+# -- what users see ---------------------------------------------------------------------------------------------------
+
+Wanted = Literal["lower", "higher"]
+Change = Literal["better", "worse", "same", "unknown"]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A value above `lower` and at or below `upper`; both are the value itself if it is exact."""
+
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True)
+class UserMetric:
+    """One user-visible metric; `change` is "worse" only if it exceeds the noise between two runs."""
+
+    name: str
+    unit: str
+    before: Bounds | None
+    after: Bounds | None
+    change: Change
+
+
+class _Metric(NamedTuple):
+    """The measurement of a metric: one number, or a quantile of the first of these histograms that the page has.
+
+    `notable` is the least difference that a user notices (judged).
+    """
+
+    name: str
+    unit: str
+    wanted: Wanted
+    notable: float
+    promql: str = ""
+    histograms: tuple[str, ...] = ()
+    quantile: float = 0.0
+
+
+E2E = "vllm:e2e_request_latency_seconds"
+E2E_MEAN = f"$end_to_end_seconds_total / (sum by ($by) (increase({E2E}_count[$window])) > 0)"
+METRICS = (
+    _Metric("output tokens / s", "1/s", "higher", 1.0, "$output_tokens"),
+    _Metric("TTFT p50", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.5),
+    _Metric("TTFT p95", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.95),
+    _Metric("ITL p99.9", "seconds", "lower", 0.1, histograms=ITL, quantile=0.999),
+    _Metric("ITL (maximum)", "seconds", "lower", 0.1, histograms=ITL, quantile=1.0),
+    _Metric("stream pauses / finished request", "ratio", "lower", 0.1, signals.stream_pauses_per_request.promql),
+    _Metric("end-to-end latency (mean)", "seconds", "lower", 0.3, E2E_MEAN),
+    _Metric("preemptions / finished request", "ratio", "lower", 0.1, "$preemptions / ($finished_requests >= 3)"),
+)
+
+
+def user_metrics(before: ServerSnapshot, after: ServerSnapshot, loads: tuple[Load, Load]) -> tuple[UserMetric, ...]:
+    """Measure user-visible latency and throughput of one server under its load before and after."""
+    lasted = loads[0].seconds, loads[1].seconds
+    measured = []
+    for metric in METRICS:
+        old, new = _bounds(metric, before, lasted[0]), _bounds(metric, after, lasted[1])
+        change: Change = "unknown"
+        # a maximum grows with the time observed: it is compared over like spans only
+        is_like = metric.quantile < 1 or max(lasted) <= RUN_TO_RUN * min(lasted)
+        if old is not None and new is not None and is_like:
+            grew, fell = _exceeds(new, old, metric.notable), _exceeds(old, new, metric.notable)
+            better = grew == (metric.wanted == "higher")
+            change = "same" if not grew and not fell else "better" if better else "worse"
+        measured.append(UserMetric(metric.name, metric.unit, old, new, change))
+    return tuple(measured)
+
+
+def _bounds(metric: _Metric, server: ServerSnapshot, seconds: float) -> Bounds | None:
+    if metric.histograms:
+        quantiles = (bucket(metric.quantile, server.histogram(histogram)) for histogram in metric.histograms)
+        return next(filter(None, quantiles), None)
+    value = server.value(metric.promql)
+    if value is not None and metric.unit == "1/s":
+        value = value / seconds if seconds else None
+    return None if value is None else Bounds(value, value)
+
+
+def bucket(share: float, counts: Sequence[tuple[float, float]]) -> Bounds | None:
+    """Return the bucket with a quantile: for the maximum, the last one that is not empty.
+
+    `counts` are (upper edge, observations up to it), in any order.
+    """
+    edges = [(0.0, 0.0), *sorted(counts)]
+    wanted = share * edges[-1][1]
+    if not wanted:
+        return None
+    return next(Bounds(low, high) for (low, _), (high, count) in pairwise(edges) if count >= wanted * (1 - 1e-9))
+
+
+def _exceeds(high: Bounds, low: Bounds, notable: float) -> bool:
+    """Return True if one value is clearly above another, by the least distance that the bounds allow."""
+    return not math.isinf(low.upper) and high.lower >= RUN_TO_RUN * low.upper and high.lower - low.upper >= notable
 
 
 # -- the limit at the gateway -----------------------------------------------------------------------------------------
@@ -181,8 +340,7 @@ def gateway_limit(before: ServerSnapshot, after: ServerSnapshot, load_before: Lo
     engines = before.value(ENGINES) or 1.0
     limits = (
         engines * proposal.after
-        for finding in before.report.present
-        if before.owns(finding.diagnosis.subject)
+        for finding in before.present
         for proposal in finding.proposals
         if limits_requests(proposal.fix) and isinstance(proposal.after, float)
     )

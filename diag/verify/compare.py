@@ -5,21 +5,31 @@ the same load, and no incident as severe replaced it; if it is still present, th
 clearly decides whether it is better or worse.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
-
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, seconds
-from diag.diagnosis.decision_table import Reading, holds
+from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.report import Report
-from diag.diagnosis.snapshot import ServerSnapshot, Snapshot
-from diag.verify.changes import AppliedFix, SettingChange, applied_fixes, changes, gateway_limit, gateway_notes, models
-from diag.verify.deltas import CLEAR, SignalDelta, UserMetric, expected, signal_deltas, user_metrics
+from diag.diagnosis.report import Report, ServerSnapshot, Snapshot
+from diag.verify.changes import (
+    CLEAR,
+    AppliedFix,
+    SettingChange,
+    SignalDelta,
+    UserMetric,
+    applied_fixes,
+    changes,
+    expected,
+    gateway_limit,
+    gateway_notes,
+    models,
+    signal_deltas,
+    user_metrics,
+)
 from diag.verify.load import Load, differences, load
 
 Verdict = Literal["fixed", "better", "no effect", "worse", "not comparable"]
@@ -145,32 +155,41 @@ def _compare_server(before: ServerSnapshot, after: ServerSnapshot) -> ServerComp
     loads = load(before), load(after)
     down = _down(after, loads[0])
     limit = gateway_limit(before, after, loads[0])
-    found = [
-        finding.diagnosis
-        for finding in after.report.present
-        if after.owns(finding.diagnosis.subject)
-        and finding.diagnosis.severity != "info"
-        and finding.diagnosis.explained_by is None
-    ]
-    earlier = [_counterpart(diagnosis, before) for diagnosis in found]
+    incomparable: list[str] = []
+    served = models(before), models(after)
+    if all(served) and served[0] != served[1]:
+        incomparable.append(f"a different model is served: {served[0]} -> {served[1]}")
+    for server, when in ((before, "before"), (after, "after")):
+        if server.value(RESTARTS):
+            again = f"the server restarted during the observation {when} the change: observe it again once it is up"
+            incomparable.append(again)
+    notes: list[str] = []
+    began, start = after.report.observed.start, after.value(STARTED)
+    if began < before.report.observed.start:
+        notes.append("AFTER was observed earlier than BEFORE: check the order of the two arguments")
+    if start and began - start < COLD:
+        up = f"{max(began - start, 0):.0f} s"
+        notes.append(f"the server was up for only {up} when AFTER began: caches were still cold")
+    causes = [finding.diagnosis for finding in after.present if finding.diagnosis.explained_by is None]
     compared = ServerComparison(
         before=before.instance,
         after=after.instance,
         loads=loads,
         down=down,
-        differences=(*_differences(before, after), *(() if down else differences(*loads, limited=bool(limit)))),
+        differences=(*incomparable, *(() if down else differences(*loads, limited=bool(limit)))),
         changes=(*changes(before, after), *((limit,) if limit else ())),
         user_metrics=user_metrics(before, after, loads),
         outcomes=(),
         new_incidents=tuple(
-            new for new, old in zip(found, earlier, strict=True) if old is None or old.state == "absent"
+            diagnosis
+            for diagnosis in causes
+            if diagnosis.is_alarming and ((old := _counterpart(diagnosis, before)) is None or old.state == "absent")
         ),
         unknown_before=_unknown_progress(before),
-        notes=(*_timing_notes(before, after), *(gateway_notes(limit, after, loads) if limit else ())),
+        notes=(*notes, *(gateway_notes(limit, after, loads) if limit else ())),
     )
-    present = [finding for finding in before.report.present if before.owns(finding.diagnosis.subject)]
     outcomes = []
-    for finding in [item for item in present if item.diagnosis.severity != "info"] or present:
+    for finding in [item for item in before.present if item.diagnosis.is_alarming] or before.present:
         diagnosis, later = finding.diagnosis, _counterpart(finding.diagnosis, after)
         fixes = applied_fixes(finding, compared.changes)
         signals = signal_deltas(diagnosis, expected(diagnosis.incident, fixes), before, after)
@@ -181,13 +200,15 @@ def _compare_server(before: ServerSnapshot, after: ServerSnapshot) -> ServerComp
 
 def _down(after: ServerSnapshot, load_before: Load) -> str:
     """Return why a server does no work after the change; that it is idle matters only if it had load before."""
-    states = [progress for progress in after.report.progress if after.owns(progress.subject)]
-    if not states:
+    engines = [engine for engine in after.report.progress if after.owns(engine.subject)]
+    if not engines:
         return "the state of the server after the change is unknown: " + "; ".join(_unknown_progress(after))
-    stopped = [progress for progress in states if progress.state in ("dead", "starting", "stalled", "asleep")]
-    if not stopped and load_before.measured and all(progress.state == "idle" for progress in states):
+    for engine in engines:
+        if engine.state in ("dead", "starting", "stalled", "asleep"):
+            return f"the server is {engine.state} after the change: {engine.reason}"
+    if load_before.measured and all(engine.state == "idle" for engine in engines):
         return "the server is idle after the change: no request is in flight; observe it under the load of BEFORE"
-    return f"the server is {stopped[0].state} after the change: {stopped[0].reason}" if stopped else ""
+    return ""
 
 
 def _unknown_progress(server: ServerSnapshot) -> tuple[str, ...]:
@@ -195,24 +216,6 @@ def _unknown_progress(server: ServerSnapshot) -> tuple[str, ...]:
     if any(server.owns(progress.subject) for progress in server.report.progress):
         return ()
     return tuple(reason.sentence for reason in server.report.not_judged if server.owns(reason.subject))
-
-
-def _differences(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[str]:
-    """Yield what makes two snapshots of a server incomparable, whatever their loads."""
-    served = models(before), models(after)
-    if all(served) and served[0] != served[1]:
-        yield f"a different model is served: {served[0]} -> {served[1]}"
-    for server, when in ((before, "before"), (after, "after")):
-        if server.value(RESTARTS):
-            yield f"the server restarted during the observation {when} the change: observe it again once it is up"
-
-
-def _timing_notes(before: ServerSnapshot, after: ServerSnapshot) -> Iterator[str]:
-    began, start = after.report.observed.start, after.value(STARTED)
-    if began < before.report.observed.start:
-        yield "AFTER was observed earlier than BEFORE: check the order of the two arguments"
-    if start and began - start < COLD:
-        yield f"the server was up for only {max(began - start, 0):.0f} s when AFTER began: caches were still cold"
 
 
 def _counterpart(diagnosis: Diagnosis, other: ServerSnapshot) -> Diagnosis | None:
@@ -272,9 +275,8 @@ def _judge(
 
 def _all_hold(readings: Sequence[Reading]) -> list[bool]:
     """Return for each window whether all of the readings hold at once."""
-    values = (np.array([np.nan if value is None else value for value in reading.history]) for reading in readings)
-    held = [holds(row, item.condition.op, item.limit) == 1 for row, item in zip(values, readings, strict=True)]
-    return [bool(window) for window in np.logical_and.reduce(held)]
+    held = ([reading.met_by(value) for value in reading.history] for reading in readings)
+    return [all(window) for window in zip(*held, strict=True)]
 
 
 def _least_seconds(before: Diagnosis) -> float:

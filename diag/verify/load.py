@@ -22,7 +22,7 @@ import numpy as np
 
 from diag.core.formatting import number, quantity
 from diag.core.subjects import Floats
-from diag.diagnosis.snapshot import ServerSnapshot
+from diag.diagnosis.report import ServerSnapshot
 from diag.knowledge.signals import RUNNING, WAITING, endpoint_without_vllm, serves
 from diag.normal.baseline import FEWEST_REQUESTS, SAME_LENGTHS, SAME_LOAD
 

@@ -43,8 +43,8 @@ from diag.core.errors import DiagError
 from diag.core.files import read_yaml
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.diagnosis import configuration, fleet
-from diag.diagnosis.report import Report
-from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.report import Report, Snapshot
 from diag.exporter.nccl import NcclStatus, NotRas, nccl_samples, read_status
 from diag.exporter.process import table
 from diag.exporter.process.kernel import control_group, last_vllm_kill
@@ -357,7 +357,7 @@ def prometheus(text: bytes) -> str:
     with bad_servers.serving(answer) as server:
         contract, incidents = site(None, None)
         source = open_prometheus(ObserveOptions((), prometheus=server.url, timeout=10.0), contract)
-        return _every_form(fleet.judge(source, incidents, contract, LAUNCH))
+        return _every_form(fleet.judge(source, incidents, QueryCache(source, contract), LAUNCH))
 
 
 def labels(text: bytes) -> str:

@@ -13,7 +13,7 @@ from support.reports import judged_logs
 
 from diag.commands.observe import ObserveOptions, take_snapshot
 from diag.core.formatting import GIB
-from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.report import Snapshot
 from diag.vllm import gpus
 from gpu.stages import HOST_STAGES, HostStage
 

@@ -11,6 +11,7 @@ from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import moment
 from diag.diagnosis.fleet import judge
+from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import conjunction
@@ -56,7 +57,7 @@ def judged(folder: Path, size: int) -> tuple[Report, int]:
     with fleet.serving(program("DIAG_PROMETHEUS3"), folder) as server:
         settings = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}")))
         remote = open_prometheus(settings, Contract())
-        return judge(remote, load(), Contract()), remote.queries
+        return judge(remote, load(), QueryCache(remote, Contract())), remote.queries
 
 
 BESIDES = 48

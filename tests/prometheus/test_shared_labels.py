@@ -19,6 +19,7 @@ from diag.core.contract import Contract
 from diag.core.errors import NotAnswered
 from diag.core.metric_families import families
 from diag.diagnosis.fleet import judge
+from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report
 from diag.knowledge.catalog import load
 from diag.promql import Block
@@ -69,7 +70,7 @@ def of_pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[prometheus_se
 
 def judged(server: prometheus_server.Server) -> Report:
     with source(server.url) as remote:
-        return judge(remote, load(), Contract())
+        return judge(remote, load(), QueryCache(remote, Contract()))
 
 
 def test_six_ill_servers_of_one_pool_are_one_finding_with_their_pool(of_pools: prometheus_server.Server) -> None:
@@ -114,7 +115,7 @@ def test_a_healthy_fleet_and_one_whose_labels_do_not_separate_share_nothing(tmp_
         only = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(at=f"{END}"), instances=["healthy.*"]))
         remote = open_prometheus(only, Contract())
         asked = counting(remote)
-        assert judge(remote, load(), Contract()).verdict == "healthy"
+        assert judge(remote, load(), QueryCache(remote, Contract())).verdict == "healthy"
         assert asked == []
 
 
@@ -140,7 +141,7 @@ def test_refused_query_leaves_out_only_its_labels(of_pools: prometheus_server.Se
             return answered(promql)
 
         remote.at_end = at_end  # type: ignore[method-assign]
-        report = judge(remote, load(), Contract())
+        report = judge(remote, load(), QueryCache(remote, Contract()))
     assert report.verdict == "warning"
     assert [shared.property.name for shared in report.shared] == (["pool"] if told else [])
 
@@ -197,7 +198,7 @@ def test_sites_that_throttle_at_noon_are_one_finding_with_their_cooling_and_the_
     served = fleet.serving(program("DIAG_PROMETHEUS3"), tmp_path)
     with served as server, source(server.url, f"{MIDNIGHT - DAY}") as remote:
         asked = counting(remote)
-        report = judge(remote, load(), Contract())
+        report = judge(remote, load(), QueryCache(remote, Contract()))
     assert len(asked) <= 4
     present = [finding.diagnosis for finding in report.present]
     assert {(each.incident.id, each.severity, each.ongoing) for each in present} == {(HOT, "info", False)}

@@ -31,8 +31,7 @@ from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.incident import Severity
-from diag.diagnosis.report import Finding, Report
-from diag.diagnosis.snapshot import Transition, Transitions
+from diag.diagnosis.report import Finding, Report, Transition, Transitions
 from diag.http.prometheus_api import Alertmanager
 from diag.knowledge.catalog import load
 from diag.promql import Block

@@ -23,11 +23,10 @@ from diag.commands.mcp.targets import own_texts
 from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN
+from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.quotes import Quote
-from diag.diagnosis.report import Report
-from diag.diagnosis.snapshot import Transitions
 from diag.exposition import render
+from diag.diagnosis.report import Report, Transitions
 from diag.knowledge.catalog import load
 from diag.report import dataframe, html, markdown, terminal
 from diag.report import json as as_json

@@ -22,7 +22,7 @@ from diag.commands.observe import ObserveOptions, take_snapshot
 from diag.core.errors import BadUsage
 from diag.core.incident import Incident, Severity, judged
 from diag.diagnosis.diagnose import Diagnosis
-from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.report import Snapshot
 from diag.knowledge.catalog import load
 from diag.knowledge.signals import (
     prefills_in_pauses,
@@ -31,9 +31,8 @@ from diag.knowledge.signals import (
     requests_waiting_median,
 )
 from diag.report import verify as report
-from diag.verify.changes import AppliedFix, options
+from diag.verify.changes import WORK, AppliedFix, Bounds, SignalDelta, bucket, expected, options, signal_deltas
 from diag.verify.compare import Verification, compare
-from diag.verify.deltas import WORK, Bounds, SignalDelta, bucket, expected, signal_deltas
 from diag.vllm.command.parse import parse
 
 SCHEMA = validator(ROOT / "diag" / "report" / "diag.verify.schema.json")

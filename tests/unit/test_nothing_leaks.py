@@ -24,7 +24,7 @@ from diag.core.errors import DiagError
 from diag.diagnosis import configuration
 from diag.diagnosis.build_report import build_report
 from diag.diagnosis.proposals import Running
-from diag.diagnosis.snapshot import Snapshot
+from diag.diagnosis.report import Snapshot
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import PageReader
 from diag.exposition import render

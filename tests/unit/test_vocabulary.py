@@ -112,6 +112,11 @@ def test_the_strings_of_a_module_have_no_forbidden_phrase(file: Path) -> None:
     assert [phrase for text in literals(file) for phrase in found(text)] == []
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "diag").rglob("*.toml")), ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_table_has_no_forbidden_phrase(file: Path) -> None:
+    assert found(file.read_text(encoding="utf-8")) == []
+
+
 @pytest.mark.parametrize("file", HAND_WRITTEN, ids=lambda file: str(file.relative_to(ROOT)))
 def test_a_hand_written_page_has_no_pronoun_for_a_person_or_a_program(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
