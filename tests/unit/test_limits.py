@@ -34,6 +34,7 @@ from diag.vllm.command import parse
 from diag.vllm.memory import model
 
 MIB = 2**20
+SCRAPING = options.declared()["shared"]["Scraping"]
 ROWS = {
     cells[1].strip(): cells[2]
     for cells in (row.split("|") for row in (ROOT / "docs/limits.md").read_text().splitlines())
@@ -74,9 +75,9 @@ STATED = {
     "file with a token or headers": f"{address.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
     "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",
-    "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",
-    "`--for`": f"{options.LONGEST_DURATION:,.0f} s",
-    "`--timeout`": f"{options.LONGEST_WAIT:,.0f} s",
+    "`--every`, `--probe`": f"{SCRAPING['every']['max']:,.0f} s",
+    "`--for`": f"{SCRAPING['duration']['max']:,.0f} s",
+    "`--timeout`": f"{SCRAPING['timeout']['max']:,.0f} s",
     "status of NCCL's ranks (`--nccl-ras`)": f"{nccl.MOST_BYTES // MIB} MiB, {nccl.ANSWER_SECONDS:g} s; "
     f"{nccl.MOST_NAMED} ranks",
     "InfiniBand ports of a host": f"{infiniband.MOST_PORTS}",
