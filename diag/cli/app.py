@@ -19,8 +19,8 @@ from diag.cli.options import (
     HERE,
     LEARNING,
     RECORDING,
-    Command,
     ConfigurationOptions,
+    DeclaredCommand,
     EvidenceOptions,
     FormatOptions,
     PrometheusOptions,
@@ -54,7 +54,7 @@ def command(panel: str, name: str = "", takes_flags: bool = False) -> Callable[[
         shown_name = name or function.__name__
         settings = {"ignore_unknown_options": takes_flags}
         decorate = app.command(shown_name, cls=CommandHelp, rich_help_panel=panel, context_settings=settings)
-        return decorate(Command(function, shown_name))
+        return decorate(DeclaredCommand(function, shown_name))
 
     return register
 
@@ -533,10 +533,9 @@ def mcp(
 
     An agent can query only the servers, recordings and the Prometheus on this command line.
     """
-    from diag.commands.mcp.targets import McpOptions, run
+    from diag.commands.mcp import run
 
-    base = observe_options([], scrape, evidence, configuration)
-    run(McpOptions(tuple(servers or ()), recordings, prometheus, deadline, base))
+    run(servers or (), recordings, prometheus, deadline, observe_options([], scrape, evidence, configuration))
 
 
 @command("Set up Prometheus and Grafana")

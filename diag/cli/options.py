@@ -1,7 +1,7 @@
 """Options of the commands: their words and bounds in options.toml, and records of those that several commands share.
 
-A command takes a record as one parameter, and `Command` shows typer each of its options. Fields have the names of
-`ObserveOptions`, so that a command passes a record on unchanged.
+A command takes a record as one parameter, and `DeclaredCommand` shows typer each of its options. Fields have the names
+of `ObserveOptions`, so that a command passes a record on unchanged.
 """
 
 import inspect
@@ -30,7 +30,7 @@ def declared() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
     return tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 
 
-class Command:
+class DeclaredCommand:
     """A command for typer: its parameters, and each option of a record of them, as options.toml declares them.
 
     Only the command that runs is inspected: inspecting all commands takes some milliseconds of each start.

@@ -17,7 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from diag import __version__
 from diag.commands.mcp.answers import COMPACT, DETAILED, quote, quote_foreign, quote_name, shorten, to_json, without
-from diag.commands.mcp.targets import AllowedTargets, NotAllowed
+from diag.commands.mcp.targets import AllowedTargets, NotAllowed, instructions, own_texts
 from diag.commands.mcp.tools import DECLARED, TITLES, AgentTools
 from diag.core.errors import DiagError, internal_error
 from diag.http.client import run_in_thread
@@ -124,7 +124,7 @@ class DiagServer(MCPServer[Any]):
         return f"there is no tool {quote_name(name)}: the tools are {', '.join(TITLES)}"
 
 
-def serve(targets: AllowedTargets, own: frozenset[str], instructions: str, deadline: float) -> None:
+def serve(targets: AllowedTargets, deadline: float) -> None:
     """Serve until standard input ends; standard output carries nothing but the protocol."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # else Python would wait for the thread that reads standard input
-    DiagServer(targets, own, instructions, deadline).run()
+    DiagServer(targets, own_texts(targets.base), instructions(targets), deadline).run()
