@@ -27,9 +27,8 @@ from diag.preflight import machine
 from diag.preflight.check import Ask, GpuSamples, PreflightFacts
 from diag.preflight.checks import CHECKS, STATUS, Preflight, preflight
 from diag.preflight.machine import Machine, Wheel
-from diag.ramp import kept
 from diag.report import preflight as text
-from diag.sources import source
+from diag.sources import kept_ramp, source
 from diag.sources.source import Scraping
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -77,7 +76,7 @@ def run(options: PreflightOptions) -> Preflight:
         version=options.vllm_version or versions()[-1],
         prometheus=_prometheus(options.prometheus) if options.prometheus else None,
         alertmanager=partial(Alertmanager(url, os.environ).get, seconds=_SECONDS) if url else None,
-        ramp=kept.read(Path(file)) if file else None,
+        ramp=kept_ramp.read(Path(file)) if file else None,
         bench=options.bench,
     )
     is_url = options.target.startswith(("http://", "https://"))

@@ -22,16 +22,17 @@ from diag.core.subjects import instance_name
 from diag.diagnosis.configuration import configurations
 from diag.diagnosis.query_cache import QueryCache
 from diag.http.address import PAGE, from_environment, parse
-from diag.ramp import kept, results
+from diag.ramp import results
 from diag.ramp.analysis import Circumstances, MeasuredOn, Ramp, conclude
 from diag.ramp.comparison import RampComparison, compare, trend
-from diag.ramp.kept import RampResult
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
 from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environment
 from diag.ramp.step import Offer, measure, step_from_client
 from diag.report import ramp as text
 from diag.report import ramps as kept_text
 from diag.report.terminal import StepsBar, steps_bar
+from diag.sources import kept_ramp
+from diag.sources.kept_ramp import RampResult
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundScraper, Scraper
 from diag.sources.observation import Observation
 from diag.sources.source import scrape_plan, shown_targets
@@ -113,12 +114,12 @@ def print_report(ramp: Ramp, form: Format, earlier: RampResult | None = None) ->
 
 
 def _against(ramp: Ramp, earlier: RampResult | None) -> RampComparison | None:
-    return compare(earlier, kept.parse(text.document(ramp), "this ramp", time.time())) if earlier else None
+    return compare(earlier, kept_ramp.parse(text.document(ramp), "this ramp", time.time())) if earlier else None
 
 
 def read_earlier(file: Path | None) -> RampResult | None:
     """Read the result that a ramp is compared with, before any load is generated; BadUsage if it is none."""
-    return kept.read(file) if file else None
+    return kept_ramp.read(file) if file else None
 
 
 def are_kept(targets: Sequence[str]) -> bool:
@@ -130,7 +131,7 @@ def print_kept(files: Sequence[str], earlier: RampResult | None, form: Format) -
     """Print the trend of finished ramps, or the comparison of one with an earlier one; return the exit status."""
     if len(files) > MOST_FILES:
         raise BadUsage(f"{len(files):,} results are given: at most {MOST_FILES} are compared")
-    ramps = [kept.read(Path(file)) for file in files]
+    ramps = [kept_ramp.read(Path(file)) for file in files]
     if earlier is None:
         found = trend(ramps)
         forms = {"terminal": kept_text.render_trend, "markdown": kept_text.render_trend_markdown}

@@ -12,7 +12,8 @@ from diag.core.formatting import listed, plural, printable
 from diag.core.subjects import Floats
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Normality, NormalReading
-from diag.normal.baseline import SAME_LENGTHS, SAME_LOAD, Baseline, Measured, Row, ServerKind, measure, starts
+from diag.diagnosis.snapshot import SAME_LENGTHS, SAME_LOAD
+from diag.normal.baseline import Baseline, Measured, Row, ServerKind, measure, starts
 
 FEWEST = 5
 """Windows of the baseline at a load, below which no speed is called normal (judged)."""

@@ -12,7 +12,8 @@ from typing import Any
 from diag.core.errors import BadUsage
 from diag.core.files import read_json
 from diag.core.formatting import printable
-from diag.ramp.step import ClientResult, Latency, Offer
+from diag.ramp.step import ClientResult, Offer
+from diag.sources.kept_ramp import Latency
 
 MOST_BYTES, MOST_STEPS = 2**28, 1_000
 """Bytes of a report at most, for guidellm writes every request into it; steps of all reports."""

@@ -11,10 +11,10 @@ from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.subjects import Floats, label_value
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import ITL, LATENCIES
+from diag.knowledge.signals import IN_FLIGHT, ITL, LATENCIES
 from diag.ramp.steady import FEWEST_SCRAPES, Counted, steady_part
+from diag.sources.kept_ramp import Latency
 from diag.sources.observation import Observation, SampleSource
-from diag.verify.load import IN_FLIGHT
 
 INSTANCE = ("instance",)
 HISTOGRAMS = {
@@ -54,21 +54,6 @@ class Offer(NamedTuple):
         if self.rate is not None:
             return f"{self.rate:.3g} /s"
         return "-" if self.concurrency is None else f"{self.concurrency}"
-
-
-class Latency(NamedTuple):
-    """Percentiles in seconds and how many were observed; `late` is the share beyond the SLO, None if unknown.
-
-    `bucket` has the edges of the histogram's bucket in which p99 lies, the upper one None if it has none; None for a
-    client's exact percentiles.
-    """
-
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
-    observed: float = 0.0
-    late: float | None = None
-    bucket: tuple[float, float | None] | None = None
 
 
 class GeneratorUse(NamedTuple):

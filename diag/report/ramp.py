@@ -16,13 +16,14 @@ from diag.core.formatting import number, plural, quantity
 from diag.diagnosis.proposals import Proposal, written
 from diag.ramp.analysis import BoundBy, Ramp
 from diag.ramp.plan import holds, why_unusable
-from diag.ramp.step import SLOS, Latency, Step
+from diag.ramp.step import SLOS, Step
 from diag.report import svg
 from diag.report.html import page
 from diag.report.layout import labelled, paragraph, table
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
 from diag.report.svg import element, pixels
+from diag.sources.kept_ramp import Latency
 
 SCHEMA = "diag.ramp/1"
 LABEL = 13

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from diag import __version__
 from diag.core.formatting import escaped, listed, number, plural, quantity
 from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
-from diag.ramp.kept import RampResult
 from diag.report.layout import aligned, labelled, paragraph, shortened, table
 from diag.report.markdown import bullets, escape
 from diag.report.markdown import table as markdown_table
+from diag.sources.kept_ramp import RampResult
 
 SCHEMA = "diag.ramps/1"
 LABEL = 11

@@ -14,11 +14,10 @@ from diag.core.formatting import number, quantity
 from diag.core.incident import Fix
 from diag.core.subjects import label_value
 from diag.diagnosis.proposals import command_in, written
-from diag.diagnosis.query_cache import VERSIONS
+from diag.diagnosis.query_cache import GPU_NAMES, MODELS, VERSIONS
 from diag.diagnosis.report import Finding
-from diag.diagnosis.snapshot import ServerSnapshot
+from diag.diagnosis.snapshot import SAME_LOAD, ServerSnapshot
 from diag.knowledge.signals import RUNNING, requests_that_fit_kv_cache
-from diag.normal.baseline import GPU_NAMES, MODELS, SAME_LOAD
 from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
 

@@ -63,11 +63,11 @@ from diag.knowledge.catalog import CatalogEntry, check, load
 from diag.normal.baseline import learn, save
 from diag.normal.baseline import read as read_baseline
 from diag.normal.comparison import by_baseline
-from diag.ramp import kept
 from diag.ramp.comparison import compare, trend
 from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
+from diag.sources import kept_ramp
 from diag.sources.kubernetes.cluster import Api, Cluster, Place
 from diag.sources.kubernetes.pod_evidence import gather
 from diag.sources.kubernetes.servers import find_with
@@ -251,7 +251,7 @@ def ramp(text: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "ramp.json")
         file.write_bytes(text)
-        read = [kept.read(name) for name in (CORPUS / "ramp" / "three_steps.json", file)]
+        read = [kept_ramp.read(name) for name in (CORPUS / "ramp" / "three_steps.json", file)]
     shown = []
     for before, after in (read, read[::-1]):
         found = compare(before, after)

@@ -25,8 +25,8 @@ from diag.exposition.scrapes import Parser
 from diag.http import address, client, prometheus_api, vllm_server
 from diag.normal import baseline
 from diag.promql import parser
-from diag.ramp import kept, results
-from diag.sources import observation
+from diag.ramp import results
+from diag.sources import kept_ramp, observation
 from diag.sources.kubernetes import cluster, pod_evidence, servers
 from diag.sources.prometheus import client as queries
 from diag.sources.recording import bundle, reader
@@ -71,7 +71,7 @@ STATED = {
     "pods in a bundle (`diag bundle --k8s`)": f"{pod_evidence.MOST_PODS_KEPT} pods, {pod_evidence.MOST_EVENTS} events",
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
     "results of a load tool (`diag ramp --results`)": f"{results.MOST_BYTES // MIB} MiB, {results.MOST_STEPS:,} steps",
-    "finished ramps (`diag ramp RESULT...`, `--against`)": f"{kept.MOST_BYTES // MIB} MiB; {MOST_FILES} results",
+    "finished ramps (`diag ramp RESULT...`, `--against`)": f"{kept_ramp.MOST_BYTES // MIB} MiB; {MOST_FILES} results",
     "file with a token or headers": f"{address.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
     "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",

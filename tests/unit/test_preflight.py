@@ -29,8 +29,8 @@ from diag.preflight import machine
 from diag.preflight.check import PreflightFacts, State
 from diag.preflight.checks import CHECKS, Preflight, preflight
 from diag.preflight.machine import Machine, Wheel
-from diag.ramp import kept
 from diag.report import preflight as text
+from diag.sources import kept_ramp
 from diag.vllm.command.parse import parse
 
 LAUNCH = f"vllm serve {MODELS}/llama-3-8b --max-model-len 8192 --load-format dummy"
@@ -272,7 +272,7 @@ def ramp_file(folder: Path, **changes: object) -> Path:
 
 
 def of_capacity(folder: Path, load: float, **changes: object) -> dict[str, State]:
-    ramp = kept.read(ramp_file(folder, **changes))
+    ramp = kept_ramp.read(ramp_file(folder, **changes))
     known = replace(facts(ramp=ramp), contract=Contract(preflight=Intentions(concurrency=load)))
     return {each.id: each.state for each in preflight(known, "m").results if each.group == "capacity"}
 
