@@ -26,8 +26,9 @@ from diag.ramp import results
 from diag.ramp.analysis import Circumstances, MeasuredOn, Ramp, conclude
 from diag.ramp.comparison import RampComparison, compare, trend
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
+from diag.ramp.results import Offer
 from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environment
-from diag.ramp.step import Offer, measure, step_from_client
+from diag.ramp.step import measure, step_from_client
 from diag.report import ramp as text
 from diag.report import ramps as kept_text
 from diag.report.terminal import StepsBar, steps_bar

@@ -14,8 +14,8 @@ from diag.core.formatting import plural, quantity
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
-from diag.ramp.steady import FEWEST_SCRAPES
-from diag.ramp.step import RATES, Offer, Step, value
+from diag.ramp.results import Offer
+from diag.ramp.step import FEWEST_SCRAPES, RATES, Step, value
 from diag.sources.observation import Observation, SampleSource
 
 ASSUMED = 512, 128

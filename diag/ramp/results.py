@@ -7,12 +7,11 @@ milliseconds except guidellm's request latency, which is in seconds.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import read_json
 from diag.core.formatting import printable
-from diag.ramp.step import ClientResult, Offer
 from diag.sources.kept_ramp import Latency
 
 MOST_BYTES, MOST_STEPS = 2**28, 1_000
@@ -20,6 +19,57 @@ MOST_BYTES, MOST_STEPS = 2**28, 1_000
 ABSURD = 1e15
 """Numbers from here on are not measurements."""
 PERCENTILES = ("p50", "p90", "p99")
+
+
+class Offer(NamedTuple):
+    """The load of a step: so many requests at a time, or so many a second (Poisson); None for a load of others."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def shown(self) -> str:
+        """The load in a table: "16" requests at a time, "2.5 /s"; "-" for a load of others."""
+        if self.rate is not None:
+            return f"{self.rate:.3g} /s"
+        return "-" if self.concurrency is None else f"{self.concurrency}"
+
+
+class GeneratorUse(NamedTuple):
+    """CPU seconds that the load generator had used by a moment (unix seconds), and those that it had waited for a CPU.
+
+    `pressure` is the CPU pressure of its host then, 0..1. None: the kernel does not tell.
+    """
+
+    at: float
+    cpu: float
+    waited: float | None = None
+    pressure: float | None = None
+
+
+class ClientResult(NamedTuple):
+    """A step as the load generator reports it; times in seconds.
+
+    `ttft`, `itl` and `e2e` are percentiles 50, 90 and 99, None if not reported. `cores` are the CPU cores that the
+    generator used, in the steady part if that is known, and `uses` their samples. `start` and `end` are unix seconds, 0
+    if unknown.
+    """
+
+    completed: int
+    failed: int
+    seconds: float
+    requests_per_second: float
+    output_tokens_per_second: float
+    prompt_tokens_per_second: float = 0.0
+    ttft: Latency = Latency()
+    itl: Latency = Latency()
+    e2e: Latency = Latency()
+    cores: float | None = None
+    start: float = 0.0
+    end: float = 0.0
+    uses: tuple[GeneratorUse, ...] = ()
+
+
 Found = tuple[Offer, ClientResult]
 
 
@@ -134,11 +184,8 @@ def _guidellm_latency(metrics: Mapping[str, Any], name: str, per_second: float) 
 
 
 def _mean(metrics: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
-    value = _optional(_within(metrics, name, "successful"), "mean")
-    value = otherwise if value is None else value
-    if value is None:
-        raise ResultUnreadable(f"a benchmark of guidellm lacks {name}: expected a report of version 2")
-    return value
+    mean = _optional(_within(metrics, name, "successful"), "mean")
+    return _needed(mean, otherwise, f"a benchmark of guidellm lacks {name}: expected a report of version 2")
 
 
 # -- AIPerf ------------------------------------------------------------------------------------------------------------
@@ -177,11 +224,8 @@ def _aiperf_latency(document: Mapping[str, Any], name: str) -> Latency:
 
 
 def _average(document: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
-    value = _optional(_within(document, name), "avg")
-    value = otherwise if value is None else value
-    if value is None:
-        raise ResultUnreadable(f"a result of AIPerf lacks {name}: expected schema 1.3 or 1.4")
-    return value
+    average = _optional(_within(document, name), "avg")
+    return _needed(average, otherwise, f"a result of AIPerf lacks {name}: expected schema 1.3 or 1.4")
 
 
 def _unix(text: object) -> float:
@@ -218,9 +262,13 @@ def _within(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _number(document: Mapping[str, Any], name: str) -> float:
-    value = _optional(document, name)
+    return _needed(_optional(document, name), None, f"a result of vllm bench serve lacks {name}")
+
+
+def _needed(value: float | None, otherwise: float | None, lacking: str) -> float:
+    value = otherwise if value is None else value
     if value is None:
-        raise ResultUnreadable(f"a result of vllm bench serve lacks {name}")
+        raise ResultUnreadable(lacking)
     return value
 
 

@@ -25,8 +25,8 @@ from diag.core.errors import BadUsage
 from diag.core.files import parse_json
 from diag.core.formatting import plural, printable
 from diag.ramp.plan import Limits, RequestLengths, next_offer, prompts, requests_for_repeat, why_unusable
-from diag.ramp.results import ResultUnreadable, parse_vllm_bench
-from diag.ramp.step import ClientResult, GeneratorUse, Offer, Step, generator_crowded, measure, step_from_client
+from diag.ramp.results import ClientResult, GeneratorUse, Offer, ResultUnreadable, parse_vllm_bench
+from diag.ramp.step import Step, generator_crowded, measure, step_from_client
 from diag.sources.live.scrape import BackgroundScraper
 from diag.sources.observation import Observation
 

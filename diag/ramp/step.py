@@ -1,4 +1,9 @@
-"""One step of a ramp: the load that was offered, and what the server's own counters and histograms show of it."""
+"""One step of a ramp: what the server's own counters and histograms show of the load that was offered.
+
+A load generator starts with one request alone and then sends all at once, and at its end the last requests finish one
+after the other: neither shows the server at the offered load. The server's own counters tell the steady part, in which
+all offered requests are in flight; the generator's clock does not.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +11,14 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.subjects import Floats, label_value
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import IN_FLIGHT, ITL, LATENCIES
-from diag.ramp.steady import FEWEST_SCRAPES, Counted, steady_part
+from diag.ramp.results import ClientResult, GeneratorUse, Offer
 from diag.sources.kept_ramp import Latency
 from diag.sources.observation import Observation, SampleSource
 
@@ -28,6 +34,16 @@ CHANCE = 3
 CROWDED = 0.5
 """Share of the time for which a process waits for a CPU, and CPU pressure, above which a host is crowded: a server that
 gets half of the CPU time it asks for serves what its neighbours leave."""
+FEWEST_SCRAPES = 4
+"""Scrapes in the steady part below which a step is too short: nothing is concluded from fewer."""
+SETTLES = 0.15, 5.0
+"""The share of the steady part at its begin that is left out, for requests that were sent at once are prefilled at
+once; and the most seconds of that."""
+ALL = 0.9
+"""Share of the offered requests that counts as all of them: a request that has just ended and the one that takes its
+place are both in no gauge."""
+PLATEAU = 0.5
+"""Share of the usual rate of tokens from which on a server serves at its plateau; a neighbour may halve it."""
 STEP_TOKENS = "sum by ($by) (increase(vllm:iteration_tokens_total_sum[$window])) / ($engine_steps > 0)"
 RATES = {
     "requests_per_second": "$finished_requests",
@@ -40,55 +56,6 @@ SO_FAR = {
     "finished": "sum by ($by) (last_over_time(vllm:request_success_total[$window]))",
     "aborted": 'sum by ($by) (last_over_time(vllm:request_success_total{finished_reason="abort"}[$window]))',
 }
-
-
-class Offer(NamedTuple):
-    """The load of a step: so many requests at a time, or so many a second (Poisson); None for a load of others."""
-
-    concurrency: int | None = None
-    rate: float | None = None
-
-    @property
-    def shown(self) -> str:
-        """The load in a table: "16" requests at a time, "2.5 /s"; "-" for a load of others."""
-        if self.rate is not None:
-            return f"{self.rate:.3g} /s"
-        return "-" if self.concurrency is None else f"{self.concurrency}"
-
-
-class GeneratorUse(NamedTuple):
-    """CPU seconds that the load generator had used by a moment (unix seconds), and those that it had waited for a CPU.
-
-    `pressure` is the CPU pressure of its host then, 0..1. None: the kernel does not tell.
-    """
-
-    at: float
-    cpu: float
-    waited: float | None = None
-    pressure: float | None = None
-
-
-class ClientResult(NamedTuple):
-    """A step as the load generator reports it; times in seconds.
-
-    `ttft`, `itl` and `e2e` are percentiles 50, 90 and 99, None if not reported. `cores` are the CPU cores that the
-    generator used, in the steady part if that is known, and `uses` their samples. `start` and `end` are unix seconds, 0
-    if unknown.
-    """
-
-    completed: int
-    failed: int
-    seconds: float
-    requests_per_second: float
-    output_tokens_per_second: float
-    prompt_tokens_per_second: float = 0.0
-    ttft: Latency = Latency()
-    itl: Latency = Latency()
-    e2e: Latency = Latency()
-    cores: float | None = None
-    start: float = 0.0
-    end: float = 0.0
-    uses: tuple[GeneratorUse, ...] = ()
 
 
 class Failures(NamedTuple):
@@ -378,3 +345,64 @@ def _judged(latency: Latency, slo: float) -> Latency:
     known = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
     beyond = (1 - share for share, at in known if at is not None and at > slo)
     return latency._replace(late=max(beyond, default=0.0))
+
+
+# -- the steady part ---------------------------------------------------------------------------------------------------
+
+
+class Counted(NamedTuple):
+    """The server's counters at each scrape of a step, NaN if the scrape failed; `times` in seconds.
+
+    `tokens` are those of prompts and answers.
+    """
+
+    times: Floats
+    in_flight: Floats
+    finished: Floats
+    tokens: Floats
+
+
+def steady_part(counted: Counted, concurrency: int | None, *, generated: bool) -> slice:
+    """Return the steady scrapes; an empty slice if none shows any load.
+
+    `concurrency` are the requests that a closed loop keeps in flight. A load that was not generated for this step, of
+    other clients, has no start and no end: all scrapes with at least half of its usual requests in flight are steady.
+    """
+    in_flight, times = np.nan_to_num(counted.in_flight), counted.times
+    growth = np.nan_to_num(np.diff(counted.tokens, prepend=np.nan) / np.diff(times, prepend=np.nan))
+    active = (in_flight > 0) | (growth > 0)  # short requests may be in flight at no scrape
+    if not active.any():
+        return slice(0, 0)
+    if not generated:
+        return _settled(active & (in_flight >= np.median(in_flight[active]) / 2), times)
+
+    arriving = active & _before_last_arrival(counted)
+    if concurrency is None:
+        return _settled(arriving, times)
+    full = in_flight >= ALL * concurrency
+    if not arriving.any() or full[arriving].mean() >= 0.5:
+        return _settled(full, times)
+    # while requests still arrive, fewer are in flight than were offered: the client is slow, or requests are so short
+    # that the gauges miss many
+    usual = np.quantile(growth[arriving & (growth > 0)], 0.75) if (arriving & (growth > 0)).any() else 0.0
+    return _settled(arriving & (growth >= PLATEAU * usual), times)
+
+
+def _before_last_arrival(counted: Counted) -> NDArray[np.bool_]:
+    """Return True for the scrapes after which another request arrived; all are True if no counter tells."""
+    arrived = counted.finished + counted.in_flight
+    known = np.flatnonzero(np.isfinite(arrived))
+    if not len(known):
+        return np.ones(len(arrived), bool)
+    last = np.flatnonzero(arrived < arrived[known[-1]] - 0.5)
+    return np.arange(len(arrived)) <= (last[-1] if len(last) else -1)
+
+
+def _settled(loaded: NDArray[np.bool_], times: Floats) -> slice:
+    """Return the scrapes from the first loaded one, once it has settled, to the last one."""
+    at = np.flatnonzero(loaded)
+    if not len(at):
+        return slice(0, 0)
+    first, last = int(at[0]), int(at[-1])
+    begin = times[first] + min(SETTLES[0] * (times[last] - times[first]), SETTLES[1])
+    return slice(int(np.searchsorted(times, begin)), last + 1)

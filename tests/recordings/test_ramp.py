@@ -23,7 +23,8 @@ from diag.core.contract import Contract
 from diag.diagnosis.proposals import Running
 from diag.ramp.analysis import Circumstances, conclude
 from diag.ramp.plan import Limits, request_lengths
-from diag.ramp.step import ClientResult, GeneratorUse, Offer, Step, measure
+from diag.ramp.results import ClientResult, GeneratorUse, Offer
+from diag.ramp.step import Step, measure
 from diag.report import ramp as text
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read

@@ -17,7 +17,8 @@ from diag.core.errors import BadUsage
 from diag.ramp.analysis import Circumstances, MeasuredOn, conclude
 from diag.ramp.comparison import RampComparison, compare
 from diag.ramp.plan import Limits, RequestLengths
-from diag.ramp.step import ClientResult, Latency, Offer, Step, measure
+from diag.ramp.results import ClientResult, Latency, Offer
+from diag.ramp.step import Step, measure
 from diag.report import ramp as text
 from diag.report import ramps
 from diag.sources import kept_ramp
