@@ -437,10 +437,21 @@ def budget(
     Nothing is started or downloaded.
     """
     from diag.commands.budget import BudgetOptions, run
-    from diag.commands.sizing import SizingOptions
 
-    sizing = SizingOptions(all_gpus, gpu, context, concurrency, price or (), utilisation, vllm_version)
-    text, status = run(BudgetOptions(target, gpu, gpu_memory, log, vllm_version, sizing, config), as_json)
+    options = BudgetOptions(
+        target,
+        gpu,
+        gpu_memory,
+        log,
+        vllm_version,
+        config,
+        all_gpus=all_gpus,
+        context=context,
+        concurrency=concurrency,
+        prices=price or (),
+        utilisation=utilisation,
+    )
+    text, status = run(options, as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

@@ -36,7 +36,6 @@ from diag.commands.mcp.targets import AllowedTargets, own_texts
 from diag.commands.observe import ObserveOptions, judge_observation, site, take_snapshot
 from diag.commands.ramp import RampOptions
 from diag.commands.ramp import run as run_ramp
-from diag.commands.sizing import SizingOptions
 from diag.core.contract import Contract, apply_overrides
 from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
@@ -305,10 +304,11 @@ def model(text: bytes) -> str:
         beside = f"-tp 2 -q awq --enable-lora --lora-modules a={folder} --spec-model {folder} --spec-tokens 2"
         options = lint.LintOptions(vllm_version="0.32.0", gpu="h100")
         told = lint.run(f"vllm serve {folder} --gpu-memory-utilization 0.5 {beside}", options, as_json=False)[0]
-        for several in (None, SizingOptions(gpu="h100", context="2k", concurrency=4)):
+        one, several = BudgetOptions(folder, "h100"), BudgetOptions(folder, "h100", context="2k", concurrency=4)
+        for budgeted in (one, several):
             for as_json in (False, True):
                 with suppress(*ANSWERS):
-                    told += budget.run(BudgetOptions(folder, "h100", sizing=several), as_json)[0]
+                    told += budget.run(budgeted, as_json)[0]
     return told
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Required, cast
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic refuses that of typing before Python 3.12
 
-from diag.commands import budget, doctor, explain, lint, observe, sizing, verify
+from diag.commands import budget, doctor, explain, lint, observe, verify
 from diag.commands.mcp import answers
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed
 from diag.core.errors import BadUsage
@@ -247,8 +247,16 @@ class AgentTools(NamedTuple):
         if bool(command) == bool(target):
             raise NotAllowed("give either command (a launch command or a model) or target (a server, to compare GPUs)")
         what = _without_files(command) if command else self.targets.pages(target).targets[0]
-        several = sizing.SizingOptions(all_gpus, gpu, context, concurrency, version=vllm_version)
-        options = budget.BudgetOptions(what, gpu, gpu_memory, "", vllm_version, several, foreign=bool(command))
+        options = budget.BudgetOptions(
+            what,
+            gpu,
+            gpu_memory,
+            version=vllm_version,
+            foreign=bool(command),
+            all_gpus=all_gpus,
+            context=context,
+            concurrency=concurrency,
+        )
         return cast(BudgetAnswer, answers.memory(json.loads(budget.run(options, as_json=True)[0]), detail))
 
     def config(self, target: Target = "", detail: Detail = False) -> ConfigAnswer:
