@@ -27,6 +27,7 @@ from diag.cli.options import (
     ScrapeOptions,
     observe_options,
 )
+from diag.commands.options import BudgetOptions, PreflightOptions, RampOptions
 from diag.core.errors import BadUsage, DiagError, internal_error
 from diag.core.files import discard_output
 from diag.core.formatting import addresses_without_secrets
@@ -218,28 +219,11 @@ def verify(
     raise typer.Exit(work.print_report(work.verify(before, options), form))
 
 
-class LoadOptions(NamedTuple):
-    """The load of `diag ramp`: generated, observed, or that of a load tool; fields as of `RampOptions`."""
-
-    python: str = ""
-    tokenizer: str = ""
-    model: str = ""
-    attach: bool = False
-    results: list[Path] | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    step_seconds: float = 30.0
-    first: int = 1
-    most: int = 1024
-    rates: int = 2
-    yes: bool = False
-
-
 @command("Diagnose")
 def ramp(
     targets: list[str] | None = None,
     *,
-    load: LoadOptions,
+    load: RampOptions,
     every: float = 1.0,
     duration: float = 300.0,
     timeout: float | None = None,
@@ -263,7 +247,7 @@ def ramp(
     if not any(sources) and work.are_kept(names):
         raise typer.Exit(work.print_kept(names, earlier, output.form))
     observed = observe_options(names, evidence, every=every, duration=duration, timeout=timeout, contract=contract)
-    judged = work.run(work.RampOptions(observed, **load._asdict()))
+    judged = work.run(load, observed)
     if html:
         work.write_html(judged, html, earlier)
     raise typer.Exit(work.print_report(judged, output.form, earlier))
@@ -417,40 +401,13 @@ def explain(name: str = "", *, as_markdown: bool = False, incidents: Path | None
 
 
 @command("Check before a rollout")
-def budget(
-    target: str,
-    *,
-    gpu: str = "",
-    gpu_memory: str = "",
-    vllm_version: str = "",
-    log: str = "",
-    config: str = "",
-    all_gpus: bool = False,
-    context: str = "",
-    concurrency: int | None = None,
-    price: list[str] | None = None,
-    utilisation: str = "",
-    as_json: bool = False,
-) -> None:
+def budget(*, options: BudgetOptions, as_json: bool = False) -> None:
     """Estimate GPU memory, before or after launch, or compare GPUs: fit, ceilings, cost.
 
     Nothing is started or downloaded.
     """
-    from diag.commands.budget import BudgetOptions, run
+    from diag.commands.budget import run
 
-    options = BudgetOptions(
-        target,
-        gpu,
-        gpu_memory,
-        log,
-        vllm_version,
-        config,
-        all_gpus=all_gpus,
-        context=context,
-        concurrency=concurrency,
-        prices=price or (),
-        utilisation=utilisation,
-    )
     text, status = run(options, as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
@@ -485,19 +442,7 @@ def lint(
 
 @command("Check before a rollout")
 def preflight(
-    target: str,
-    *,
-    vllm_version: str = "",
-    python: str = "",
-    gpu: str = "",
-    launch: str = "",
-    prometheus: str = "",
-    alertmanager: str = "",
-    ramp: str = "",
-    bench: bool = False,
-    output: FormatOptions,
-    verbose: bool = False,
-    contract: Path | None = None,
+    *, options: PreflightOptions, output: FormatOptions, verbose: bool = False, contract: Path | None = None
 ) -> None:
     """Decide if a launch may go ahead: command, GPU memory, host, network, telemetry and measured capacity.
 
@@ -506,19 +451,7 @@ def preflight(
     from diag.commands import preflight as work
 
     form = output.form
-    options = work.PreflightOptions(
-        target,
-        vllm_version,
-        python,
-        launch=launch,
-        gpu=gpu,
-        prometheus=prometheus,
-        alertmanager=alertmanager,
-        ramp=ramp,
-        bench=bench,
-        contract=contract,
-    )
-    raise typer.Exit(work.print_report(work.run(options), form, verbose))
+    raise typer.Exit(work.print_report(work.run(options, contract), form, verbose))
 
 
 @command("Diagnose", "incidents")

@@ -7,7 +7,7 @@ of `ObserveOptions`, so that a command passes a record on unchanged.
 import inspect
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -46,36 +46,36 @@ class DeclaredCommand:
         for parameter in inspect.signature(self._function).parameters.values():
             if _is_record(parameter):
                 record = parameter.annotation
-                values[parameter.name] = record(**{option: values.pop(option) for option in record._fields})
+                given = {name: values.pop(name) for name in record._fields if name in values}
+                values[parameter.name] = record(**given)
         self._function(**values)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        tables = [declared().get(part, {}) for part in ("shared", self._name)]
         rows = {
             name: (section, name, row)
-            for table in tables
-            for section, options in table.items()
+            for part in ("shared", self._name)
+            for section, options in declared().get(part, {}).items()
             for name, row in options.items()
         }
-        options = [
-            parameter.replace(
-                kind=inspect.Parameter.KEYWORD_ONLY,
-                annotation=Annotated[parameter.annotation, _for_typer(*rows[parameter.name])],
-            )
-            for parameter in self._options()
-        ]
-        return inspect.Signature(options)
-
-    def _options(self) -> Iterator[inspect.Parameter]:
-        """Yield each parameter, or the fields of a record with their defaults in the record that is its default."""
+        parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(self._function).parameters.values():
             if not _is_record(parameter):
-                yield parameter
+                parameters.append(parameter)
                 continue
             defaults = {} if parameter.default is parameter.empty else parameter.default._asdict()
             for field in inspect.signature(parameter.annotation).parameters.values():
-                yield field.replace(default=defaults.get(field.name, field.default))
+                if field.name in rows:
+                    parameters.append(field.replace(default=defaults.get(field.name, field.default)))
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature(
+            [
+                parameter.replace(
+                    kind=kind, annotation=Annotated[parameter.annotation, _for_typer(*rows[parameter.name])]
+                )
+                for parameter in parameters
+            ]
+        )
 
     @property
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class

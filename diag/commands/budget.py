@@ -9,13 +9,14 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from diag import promql
 from diag.commands.observe import ObserveOptions, observe
+from diag.commands.options import BudgetOptions
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.files import exists, expanded
@@ -52,38 +53,6 @@ _PRICE = re.compile(r"([^=]+)=\$?(\d{1,6}(?:\.\d{1,6})?)")
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
 
-@dataclass(frozen=True)
-class BudgetOptions:
-    """Options of the command line, "" or None if not given. For a `foreign` text (an agent's) no file is opened."""
-
-    target: str
-    gpu: str = ""
-    gpu_memory: str = ""
-    log: str = ""
-    version: str = ""
-    config: str = ""
-    foreign: bool = False
-    all_gpus: bool = False
-    context: str = ""
-    concurrency: int | None = None
-    prices: Sequence[str] = ()
-    utilisation: str = ""
-
-    @property
-    def compares(self) -> bool:
-        """True if GPUs are to be compared; BadUsage for options that have no effect otherwise, or exclude others."""
-        compares = self.all_gpus or self.concurrency is not None
-        if not compares and (self.context or self.prices or self.utilisation):
-            raise BadUsage("--context, --price and --utilisation need --all-gpus, or --gpu NAME and --concurrency N")
-        if self.all_gpus and self.gpu:
-            raise BadUsage("--gpu and --all-gpus exclude each other: give one of them")
-        if compares and not (self.all_gpus or self.gpu):
-            raise BadUsage("--concurrency needs --all-gpus, or --gpu NAME")
-        if compares and (self.log or self.gpu_memory):
-            raise BadUsage("--log and --gpu-memory are of one server: leave them out to compare GPUs")
-        return compares
-
-
 def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
     """Return the text to print, and the exit status; of several GPUs 0 if one fits, 2 if none, 3 if that is unknown."""
     if not options.compares:
@@ -107,7 +76,7 @@ def estimate(options: BudgetOptions) -> Budget:
     mismatch = next(_mismatches(options, logged, budget.ledger), "")
     if not mismatch:
         return replace(budget, notes=(logged.skipped, *budget.notes)) if logged.skipped else budget
-    again = _estimate(replace(options, log="", version=options.version or logged.version), LoggedMemory())
+    again = _estimate(options._replace(log="", version=options.version or logged.version), LoggedMemory())
     note = f"the log is from a different server, so its sizes are ignored: {mismatch}"
     return replace(again, notes=(note, *again.notes))
 
@@ -272,7 +241,7 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     version = release or versions()[-1]
     length = size(options.context, "--context", most=2**30) if options.context else had.tokens if had else None
     concurrency = options.concurrency or (had.running if had else None)
-    prices = _parse_prices(options.prices)
+    prices = _parse_prices(options.prices or ())
     kinds = tuple(gpus.gpus().values()) if options.all_gpus else (gpus.named(options.gpu),)
     if model.family is None or model.unknown:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")

@@ -6,16 +6,16 @@ import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from diag import promql
 from diag.commands import budget
-from diag.commands.budget import BudgetOptions
 from diag.commands.lint import ASSUMED, gpu_samples, ignored_rules, judge, judge_all
 from diag.commands.observe import ObserveOptions, site
+from diag.commands.options import BudgetOptions, PreflightOptions
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
 from diag.core.formatting import plural
@@ -47,25 +47,9 @@ _PROGRAM = re.compile(r"vllm|python[\d.]*")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
-@dataclass(frozen=True)
-class PreflightOptions:
-    """Options of the command line; "" if not given."""
-
-    target: str
-    vllm_version: str = ""
-    vllm_python: str = ""
-    launch: str = ""
-    gpu: str = ""
-    prometheus: str = ""
-    alertmanager: str = ""
-    ramp: str = ""
-    bench: bool = False
-    contract: Path | None = None
-
-
-def run(options: PreflightOptions) -> Preflight:
+def run(options: PreflightOptions, contract_file: Path | None = None) -> Preflight:
     """Return the results; BadUsage for a target that is no launch, Unreachable for a server that does not answer."""
-    contract, incidents = site(None, options.contract)
+    contract, incidents = site(None, contract_file)
     for name in contract.preflight.ignore:
         if name not in CHECKS and name not in RULES:
             problem = f"[preflight.ignore] no check is called '{name}' (docs/preflight.md lists them)"

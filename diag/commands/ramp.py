@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from diag.commands.doctor import Format
 from diag.commands.observe import ObserveOptions, observe, running_of, site
+from diag.commands.options import RampOptions
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import discard_output, exists, refused_in_words, written_whole
@@ -51,34 +52,15 @@ MOST_FILES = 200
 """Results in one table."""
 
 
-@dataclass(frozen=True)
-class RampOptions:
-    """Options of the command line, "" or None if not given; times in seconds, lengths in tokens."""
-
-    observe: ObserveOptions
-    python: str = ""
-    attach: bool = False
-    results: Sequence[Path] = ()
-    model: str = ""
-    tokenizer: str = ""
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    step_seconds: float = 30.0
-    first: int = 1
-    most: int = 1024
-    rates: int = 2
-    yes: bool = False
-
-
-def run(options: RampOptions) -> Ramp:
+def run(options: RampOptions, observed: ObserveOptions) -> Ramp:
     """Return the analysed ramp; BadUsage if it cannot begin, Unreachable if no server responds."""
-    contract, _ = site(None, options.observe.contract)
+    contract, _ = site(None, observed.contract)
     limits = Limits(contract, options.step_seconds, options.most, options.rates)
     if options.results:
-        return _analyse_results(options, limits)
-    if options.attach or exists(options.observe.targets[0]):
-        return _analyse_traffic(options, limits)
-    return _generate_load(options, limits)
+        return _analyse_results(options, observed, limits)
+    if options.attach or exists(observed.targets[0]):
+        return _analyse_traffic(options, observed, limits)
+    return _generate_load(options, observed, limits)
 
 
 def exit_code(ramp: Ramp) -> int:
@@ -159,30 +141,30 @@ def write_html(ramp: Ramp, file: Path, earlier: RampResult | None) -> None:
 # -- the load of another tool ------------------------------------------------------------------------------------------
 
 
-def _analyse_results(options: RampOptions, limits: Limits) -> Ramp:
+def _analyse_results(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
     """Analyse each result as a step, with the samples of a recording of the same time if there is one."""
-    found, target = results.read(options.results), options.observe.targets
-    seen = None
-    if target:
-        if not exists(target[0]):
+    files, seen = options.results or [], None
+    measured = results.read(files)
+    if observed.targets:
+        if not exists(observed.targets[0]):
             raise BadUsage("with --results, TARGET is a recording that was made meanwhile, or is left out")
-        seen = observe(options.observe, limits.contract)
+        seen = observe(observed, limits.contract)
     steps = []
-    for offer, client in found:
+    for offer, client in measured:
         step = measure(offer, between(seen, client.start, client.end), limits.contract, client) if seen else None
         steps.append(step or step_from_client(offer, client, limits.contract))
     limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
     if seen:
         return conclude(steps, limits, _circumstances(options, seen, limits.contract, "a load tool"))
-    names = ", ".join(printable(path.name, 60) for path in options.results)
+    names = ", ".join(printable(path.name, 60) for path in files)
     note = "what binds is not known: no metrics of the server; give a recording as TARGET"
-    measured_on = MeasuredOn(at=max((client.end for _, client in found), default=0.0), load_by="a load tool")
+    measured_on = MeasuredOn(at=max((client.end for _, client in measured), default=0.0), load_by="a load tool")
     return conclude(steps, limits, Circumstances(names, options.model, notes=(note,), measured_on=measured_on))
 
 
-def _analyse_traffic(options: RampOptions, limits: Limits) -> Ramp:
+def _analyse_traffic(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
     """Analyse existing traffic, cut into steps of equal length."""
-    seen = observe(options.observe, limits.contract)
+    seen = observe(observed, limits.contract)
     if len(seen.instances) != 1:
         raise BadUsage(f"{printable(seen.target)} has {len(seen.instances)} servers: a ramp is of one")
     start, end = (float(seen.instants[at]) / 1000 for at in (0, -1))
@@ -220,13 +202,13 @@ def _circumstances(options: RampOptions, seen: Observation, contract: Contract, 
 # -- the load of diag --------------------------------------------------------------------------------------------------
 
 
-def _generate_load(options: RampOptions, limits: Limits) -> Ramp:
+def _generate_load(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
     """Put load on the server step by step, after the user has confirmed it."""
-    if len(options.observe.targets) != 1:
+    if len(observed.targets) != 1:
         raise BadUsage("a ramp is of one server: give one URL")
     if not options.python:
         raise BadUsage("name the Python that has vLLM with --vllm-python, or give --attach or --results")
-    observed = replace(options.observe, duration=UNTIL_STOPPED)
+    observed = replace(observed, duration=UNTIL_STOPPED)
     with steps_bar() as tick:
         plan = scrape_plan(observed, lambda share: None)
         with BackgroundScraper(Scraper(observed.targets, plan)).running() as watched:
@@ -234,14 +216,14 @@ def _generate_load(options: RampOptions, limits: Limits) -> Ramp:
             traffic = own_traffic(seen, limits.contract)
             lengths = request_lengths(seen, options.prompt_tokens, options.output_tokens)
             known = _circumstances(options, seen, limits.contract)._replace(traffic=traffic, lengths=lengths)
-            generator = _generator(options, seen, known.model, lengths)
+            generator = _generator(options, observed.targets[0], seen, known.model, lengths)
             if traffic and traffic.requests_per_second > 0:
                 rate = number(traffic.requests_per_second)
                 note = f"the server served {rate} requests/s of others when the ramp began: they are part of every step"
                 known = known._replace(notes=(note,))
             tick.pause()
             if not options.yes:
-                _confirm(shown_targets(options.observe.targets), lengths, limits)
+                _confirm(shown_targets(observed.targets), lengths, limits)
             ramp = RampRun(generator, watched, limits, tick, options.first)
             ramp.run()
     measured_on = known.measured_on._replace(at=time.time(), load_by=generator.name)
@@ -260,9 +242,9 @@ def _observe_traffic(watched: BackgroundScraper, tick: StepsBar) -> Observation:
     raise Unreachable("the server answered no scrape within 30 s")
 
 
-def _generator(options: RampOptions, seen: Observation, model: str, lengths: RequestLengths) -> Generator:
+def _generator(options: RampOptions, url: str, seen: Observation, model: str, lengths: RequestLengths) -> Generator:
     """Return `vllm bench serve` for the server; BadUsage for credentials that it cannot read from its environment."""
-    address, credentials = parse(options.observe.targets[0]), from_environment(os.environ)
+    address, credentials = parse(url), from_environment(os.environ)
     if set(credentials.headers) - {"Authorization"} or credentials.client_cert:
         raise BadUsage("vllm bench serve takes headers and certificates from its command line only: use a bearer token")
     launch = seen.launch.get(seen.instances[0], "")

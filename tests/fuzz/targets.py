@@ -30,11 +30,10 @@ from support.secrets import corpus, placed
 
 from diag import promql
 from diag.commands import budget, lint
-from diag.commands.budget import BudgetOptions
 from diag.commands.mcp.server import DiagServer
 from diag.commands.mcp.targets import AllowedTargets, own_texts
 from diag.commands.observe import ObserveOptions, judge_observation, site, take_snapshot
-from diag.commands.ramp import RampOptions
+from diag.commands.options import BudgetOptions, RampOptions
 from diag.commands.ramp import run as run_ramp
 from diag.core.contract import Contract, apply_overrides
 from diag.core.contract import read as read_contract
@@ -240,8 +239,8 @@ def results(text: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(text)
         file.flush()
-        options = RampOptions(ObserveOptions(()), results=(Path(file.name),))
-        ramp = run_ramp(options)
+        options = RampOptions(results=[Path(file.name)])
+        ramp = run_ramp(options, ObserveOptions(()))
     return ramp_report.render(ramp) + ramp_report.render_json(ramp) + ramp_report.render_html(ramp)
 
 

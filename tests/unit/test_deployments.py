@@ -10,7 +10,8 @@ import pytest
 from support.paths import MODELS, ROOT
 from support.sampling import some
 
-from diag.commands.budget import BudgetOptions, estimate, run
+from diag.commands.budget import estimate, run
+from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.report.gpu_sizing import render_budget
 from diag.vllm.deployments import NOW

@@ -20,7 +20,7 @@ from support.scripted_nvml import GIB, H100, T4
 
 from diag.commands import preflight as work
 from diag.commands.explain import run as explain
-from diag.commands.preflight import PreflightOptions
+from diag.commands.options import PreflightOptions
 from diag.core.contract import Contract, Intentions
 from diag.core.errors import BadContract, BadUsage
 from diag.core.yaml import load as load_yaml
@@ -45,8 +45,8 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
     yield lambda *shown, **driver: scripted_nvml.write(place, shown, **driver)
 
 
-def found(target: str = LAUNCH, **options: object) -> Preflight:
-    return work.run(PreflightOptions(target, vllm_version="0.32.0", **options))  # type: ignore[arg-type]
+def found(target: str = LAUNCH, contract: Path | None = None, **options: object) -> Preflight:
+    return work.run(PreflightOptions(target, vllm_version="0.32.0", **options), contract)  # type: ignore[arg-type]
 
 
 def states(of: Preflight, id: str) -> set[State]:

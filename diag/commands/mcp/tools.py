@@ -13,6 +13,7 @@ from typing_extensions import TypedDict  # pydantic refuses that of typing befor
 from diag.commands import budget, doctor, explain, lint, observe, verify
 from diag.commands.mcp import answers
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed
+from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.core.files import exists
 from diag.sources.prometheus.scope import Scope, TimeSpan
@@ -247,7 +248,7 @@ class AgentTools(NamedTuple):
         if bool(command) == bool(target):
             raise NotAllowed("give either command (a launch command or a model) or target (a server, to compare GPUs)")
         what = _without_files(command) if command else self.targets.pages(target).targets[0]
-        options = budget.BudgetOptions(
+        options = BudgetOptions(
             what,
             gpu,
             gpu_memory,
