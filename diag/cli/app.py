@@ -14,17 +14,20 @@ import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
-from diag.cli.help import AppHelp, CommandHelp, examples, missing_argument
 from diag.cli.options import (
     HERE,
     LEARNING,
     RECORDING,
+    AppHelp,
+    CommandHelp,
     ConfigurationOptions,
     DeclaredCommand,
     EvidenceOptions,
     FormatOptions,
     PrometheusOptions,
     ScrapeOptions,
+    examples,
+    missing_argument,
     observe_options,
 )
 from diag.commands.options import BudgetOptions, PreflightOptions, RampOptions

@@ -12,7 +12,7 @@ from support.paths import ROOT
 from diag.cli import options
 from diag.commands import doctor
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
-from diag.commands.mcp.tools import LONGEST_COMMAND
+from diag.commands.mcp.server import LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
 from diag.core import files, yaml

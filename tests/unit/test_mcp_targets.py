@@ -8,8 +8,8 @@ import pytest
 from diag.commands import lint
 from diag.commands.mcp import run
 from diag.commands.mcp.answers import quote, quote_foreign, shorten, to_json
+from diag.commands.mcp.server import AgentTools
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed, allow
-from diag.commands.mcp.tools import AgentTools
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
 from diag.sources.prometheus.scope import Scope, TimeSpan
