@@ -566,5 +566,5 @@ def _mistake(error: Exception) -> str:
 def _load_command(name: list[str]) -> typer.Typer:
     """Return the app with only the named command, if it exists: building the options of all takes 10 ms."""
     loaded = copy(app)
-    loaded.registered_commands = [found for found in app.registered_commands if [found.name] == name]
+    loaded.registered_commands = [registered for registered in app.registered_commands if [registered.name] == name]
     return loaded if loaded.registered_commands else app

@@ -49,8 +49,8 @@ class DeclaredCommand:
         for parameter in inspect.signature(self._function).parameters.values():
             if _is_record(parameter):
                 record = parameter.annotation
-                given = {name: values.pop(name) for name in record._fields if name in values}
-                values[parameter.name] = record(**given)
+                options = {name: values.pop(name) for name in record._fields if name in values}
+                values[parameter.name] = record(**options)
         self._function(**values)
 
     @property

@@ -143,8 +143,8 @@ def _write_pods(pods: "ServersOfNamespace", folder: Path) -> Iterator[str]:
 def _about_pods(folder: Path) -> dict[str, str]:
     """Return the files about pods, each with its description."""
     files = sorted(path.name for path in folder.glob(f"{POD}*"))
-    found = {name: next((end for end in OF_A_POD if name.endswith(end)), "") for name in files}
-    return {name: OF_A_POD[end] for name, end in found.items() if end}
+    kinds = {name: next((end for end in OF_A_POD if name.endswith(end)), "") for name in files}
+    return {name: OF_A_POD[end] for name, end in kinds.items() if end}
 
 
 def _copy(source: Path, folder: Path) -> None:

@@ -76,24 +76,24 @@ def print_report(ramp: Ramp, form: Format, earlier: RampResult | None = None) ->
 
     The report goes to standard error if the same Ctrl-C that ended the ramp has ended the reader of the pipe.
     """
-    found = _against(ramp, earlier)
+    comparison = _against(ramp, earlier)
     if form == "json":
-        shown = text.render_json(ramp, {"against": kept_text.comparison_document(found)} if found else {})
+        page = text.render_json(ramp, {"against": kept_text.comparison_document(comparison)} if comparison else {})
     else:
         plain = form == "terminal"
-        shown = text.render(ramp) if plain else text.render_markdown(ramp)
-        if found:
-            shown += "\n" + (kept_text.render(found) if plain else kept_text.render_markdown(found))
+        page = text.render(ramp) if plain else text.render_markdown(ramp)
+        if comparison:
+            page += "\n" + (kept_text.render(comparison) if plain else kept_text.render_markdown(comparison))
     try:
-        sys.stdout.write(shown)
+        sys.stdout.write(page)
         sys.stdout.flush()
     except BrokenPipeError:
         if ramp.stopped != STOPPED_BY_USER:
             raise
         discard_output()
         with suppress(OSError):
-            sys.stderr.write(shown)
-    return 1 if found and found.verdict == "worse" else exit_code(ramp)
+            sys.stderr.write(page)
+    return 1 if comparison and comparison.verdict == "worse" else exit_code(ramp)
 
 
 def _against(ramp: Ramp, earlier: RampResult | None) -> RampComparison | None:
@@ -116,9 +116,9 @@ def print_kept(files: Sequence[str], earlier: RampResult | None, form: Format) -
         raise BadUsage(f"{len(files):,} results are given: at most {MOST_FILES} are compared")
     ramps = [kept_ramp.read(Path(file)) for file in files]
     if earlier is None:
-        found = trend(ramps)
+        line_up = trend(ramps)
         forms = {"terminal": kept_text.render_trend, "markdown": kept_text.render_trend_markdown}
-        sys.stdout.write(kept_text.render_json(None, found) if form == "json" else forms[form](found))
+        sys.stdout.write(kept_text.render_json(None, line_up) if form == "json" else forms[form](line_up))
         return 0
     if len(ramps) != 1:
         raise BadUsage("--against compares one result: give one TARGET, or leave --against out for a table of them all")
@@ -134,8 +134,8 @@ def print_kept(files: Sequence[str], earlier: RampResult | None, form: Format) -
 def write_html(ramp: Ramp, file: Path, earlier: RampResult | None) -> None:
     """Write a ramp as an HTML page; BadUsage if the file cannot be written."""
     with refused_in_words(file), written_whole(file) as out:
-        found = _against(ramp, earlier)
-        out.write(text.render_html(ramp, kept_text.summary(found) if found else ()))
+        comparison = _against(ramp, earlier)
+        out.write(text.render_html(ramp, kept_text.summary(comparison) if comparison else ()))
 
 
 # -- the load of another tool ------------------------------------------------------------------------------------------
@@ -143,19 +143,20 @@ def write_html(ramp: Ramp, file: Path, earlier: RampResult | None) -> None:
 
 def _analyse_results(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
     """Analyse each result as a step, with the samples of a recording of the same time if there is one."""
-    files, seen = options.results or [], None
+    files, recording = options.results or [], None
     measured = results.read(files)
     if observed.targets:
         if not exists(observed.targets[0]):
             raise BadUsage("with --results, TARGET is a recording that was made meanwhile, or is left out")
-        seen = observe(observed, limits.contract)
+        recording = observe(observed, limits.contract)
     steps = []
     for offer, client in measured:
-        step = measure(offer, between(seen, client.start, client.end), limits.contract, client) if seen else None
+        scraped = between(recording, client.start, client.end)
+        step = measure(offer, scraped, limits.contract, client)
         steps.append(step or step_from_client(offer, client, limits.contract))
     limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
-    if seen:
-        return conclude(steps, limits, _circumstances(options, seen, limits.contract, "a load tool"))
+    if recording:
+        return conclude(steps, limits, _circumstances(options, recording, limits.contract, "a load tool"))
     names = ", ".join(printable(path.name, 60) for path in files)
     note = "what binds is not known: no metrics of the server; give a recording as TARGET"
     measured_on = MeasuredOn(at=max((client.end for _, client in measured), default=0.0), load_by="a load tool")
@@ -164,37 +165,37 @@ def _analyse_results(options: RampOptions, observed: ObserveOptions, limits: Lim
 
 def _analyse_traffic(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
     """Analyse existing traffic, cut into steps of equal length."""
-    seen = observe(observed, limits.contract)
-    if len(seen.instances) != 1:
-        raise BadUsage(f"{printable(seen.target)} has {len(seen.instances)} servers: a ramp is of one")
-    start, end = (float(seen.instants[at]) / 1000 for at in (0, -1))
-    shortest = max(limits.seconds, SCRAPES * seen.interval)
+    traffic = observe(observed, limits.contract)
+    if len(traffic.instances) != 1:
+        raise BadUsage(f"{printable(traffic.target)} has {len(traffic.instances)} servers: a ramp is of one")
+    start, end = (float(traffic.instants[at]) / 1000 for at in (0, -1))
+    shortest = max(limits.seconds, SCRAPES * traffic.interval)
     parts = max(1, math.floor((end - start) / shortest))
     measured = (
-        measure(Offer(), between(seen, begin, begin + (end - start) / parts), limits.contract, None)
+        measure(Offer(), between(traffic, begin, begin + (end - start) / parts), limits.contract, None)
         for begin in np.linspace(start, end, parts + 1)[:-1]
     )
     steps = [step for step in measured if step]
-    known = _circumstances(options, seen, limits.contract, "other clients")
-    return conclude(steps, limits, known._replace(attached=True))
+    circumstances = _circumstances(options, traffic, limits.contract, "other clients")
+    return conclude(steps, limits, circumstances._replace(attached=True))
 
 
-def _circumstances(options: RampOptions, seen: Observation, contract: Contract, load_by: str = "") -> Circumstances:
-    name = seen.instances[0]
-    queries = QueryCache(seen, contract)
+def _circumstances(options: RampOptions, observed: Observation, contract: Contract, load_by: str = "") -> Circumstances:
+    name = observed.instances[0]
+    queries = QueryCache(observed, contract)
     limits = {
         subject: float(row[-1])
         for subject, row in sorted(queries.ask(POWER_LIMITS, (), queries.whole).items())
         if instance_name(subject) == name and math.isfinite(row[-1])
     }
-    gpus = tuple(gpu.name for server in configurations(seen) if server.instance == name for gpu in server.gpus)
+    gpus = tuple(gpu.name for server in configurations(observed) if server.instance == name for gpu in server.gpus)
     return Circumstances(
-        target=seen.target,
-        model=options.model or seen.models.get(name, ""),
-        version=seen.versions.get(name, ""),
-        running={name: running_of(seen, name)},
+        target=observed.target,
+        model=options.model or observed.models.get(name, ""),
+        version=observed.versions.get(name, ""),
+        running={name: running_of(observed, name)},
         measured_on=MeasuredOn(
-            seen.launch.get(name, ""), gpus, float(seen.instants[-1]) / 1000, tuple(limits.values()), load_by
+            observed.launch.get(name, ""), gpus, float(observed.instants[-1]) / 1000, tuple(limits.values()), load_by
         ),
     )
 
@@ -212,42 +213,42 @@ def _generate_load(options: RampOptions, observed: ObserveOptions, limits: Limit
     with steps_bar() as tick:
         plan = scrape_plan(observed, lambda share: None)
         with BackgroundScraper(Scraper(observed.targets, plan)).running() as watched:
-            seen = _observe_traffic(watched, tick)
-            traffic = own_traffic(seen, limits.contract)
-            lengths = request_lengths(seen, options.prompt_tokens, options.output_tokens)
-            known = _circumstances(options, seen, limits.contract)._replace(traffic=traffic, lengths=lengths)
-            generator = _generator(options, observed.targets[0], seen, known.model, lengths)
+            before = _observe_traffic(watched, tick)
+            traffic = own_traffic(before, limits.contract)
+            lengths = request_lengths(before, options.prompt_tokens, options.output_tokens)
+            circumstances = _circumstances(options, before, limits.contract)._replace(traffic=traffic, lengths=lengths)
+            generator = _generator(options, observed.targets[0], before, circumstances.model, lengths)
             if traffic and traffic.requests_per_second > 0:
                 rate = number(traffic.requests_per_second)
                 note = f"the server served {rate} requests/s of others when the ramp began: they are part of every step"
-                known = known._replace(notes=(note,))
+                circumstances = circumstances._replace(notes=(note,))
             tick.pause()
             if not options.yes:
                 _confirm(shown_targets(observed.targets), lengths, limits)
             ramp = RampRun(generator, watched, limits, tick, options.first)
             ramp.run()
-    measured_on = known.measured_on._replace(at=time.time(), load_by=generator.name)
-    return conclude(ramp.steps, limits, known._replace(stopped=ramp.stopped, measured_on=measured_on))
+    measured_on = circumstances.measured_on._replace(at=time.time(), load_by=generator.name)
+    return conclude(ramp.steps, limits, circumstances._replace(stopped=ramp.stopped, measured_on=measured_on))
 
 
 def _observe_traffic(watched: BackgroundScraper, tick: StepsBar) -> Observation:
     """Observe the server before the first step; Unreachable if it has no metrics."""
     begun = time.monotonic()
     while (passed := time.monotonic() - begun) <= 3 * TRAFFIC:
-        seen = watched.seen()
-        if seen and passed >= TRAFFIC and len(seen.instants) > 2:
-            return seen
+        traffic = watched.seen()
+        if traffic and passed >= TRAFFIC and len(traffic.instants) > 2:
+            return traffic
         tick("watching the traffic that is there", passed / TRAFFIC)
         threading.Event().wait(0.2)
     raise Unreachable("the server answered no scrape within 30 s")
 
 
-def _generator(options: RampOptions, url: str, seen: Observation, model: str, lengths: RequestLengths) -> Generator:
+def _generator(options: RampOptions, url: str, before: Observation, model: str, lengths: RequestLengths) -> Generator:
     """Return `vllm bench serve` for the server; BadUsage for credentials that it cannot read from its environment."""
     address, credentials = parse(url), from_environment(os.environ)
     if set(credentials.headers) - {"Authorization"} or credentials.client_cert:
         raise BadUsage("vllm bench serve takes headers and certificates from its command line only: use a bearer token")
-    launch = seen.launch.get(seen.instances[0], "")
+    launch = before.launch.get(before.instances[0], "")
     started = command.read(launch) if launch else None
     named = (started.get("--tokenizer") or started.model) if started else ""
     model = model.partition(",")[0]

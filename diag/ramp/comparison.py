@@ -217,7 +217,7 @@ def served(ramp: RampResult, step: LoadStep) -> Figure:
 
 def _latencies(before: RampResult, after: RampResult) -> list[ComparedFigure]:
     """Compare p99 ITL and TTFT at the rates of the ramp before that were inside the SLO."""
-    found: list[ComparedFigure] = []
+    figures: list[ComparedFigure] = []
     highest, now = _highest(before), rising(after.steps)
     up_to = min(comparable_up_to(before), comparable_up_to(after))
     for step in rising(before.steps):
@@ -225,14 +225,14 @@ def _latencies(before: RampResult, after: RampResult) -> list[ComparedFigure]:
             continue
         same = [other for other in now if other.kind == step.kind]
         for measure in MEASURES:
-            exact = all(_exact(each, measure) is not None for each in (step, *same))
+            exact = all(_exact(one, measure) is not None for one in (step, *same))
             old, new, why, between = latency(step, measure, exact), None, NEAR, False
             if step.served < up_to:
                 new, between = at_rate(same, step.served, measure, exact)
                 why = NOT_MEASURED if new is None else ""
             if old is not None:
-                found.append(ComparedFigure(measure, "higher", old, new, step.served, why, between))
-    return found
+                figures.append(ComparedFigure(measure, "higher", old, new, step.served, why, between))
+    return figures
 
 
 def comparable_up_to(ramp: RampResult) -> float:
@@ -243,15 +243,15 @@ def comparable_up_to(ramp: RampResult) -> float:
 
 def rising(steps: Sequence[LoadStep]) -> list[LoadStep]:
     """Return the steps of each kind in which a higher load clearly served more, so that one rate is one load."""
-    found: list[LoadStep] = []
+    higher: list[LoadStep] = []
     kinds: tuple[Kind, ...] = ("seen", "closed", "open")
     for kind in kinds:
         top = 0.0
         for step in sorted((step for step in steps if step.kind == kind), key=lambda step: step.in_flight):
             if step.served > GAIN * top:
-                found.append(step)
+                higher.append(step)
                 top = step.served
-    return found
+    return higher
 
 
 def at_rate(steps: Sequence[LoadStep], rate: float, measure: Measure, exact: bool) -> tuple[Figure | None, bool]:
@@ -279,15 +279,15 @@ def latency(step: LoadStep, measure: Measure, exact: bool) -> Figure | None:
 
 
 def _exact(step: LoadStep, measure: Measure) -> Figure | None:
-    found = step.client_itl if measure == "ITL" else step.client_ttft
-    if found is None or found.p99 is None:
+    exact = step.client_itl if measure == "ITL" else step.client_ttft
+    if exact is None or exact.p99 is None:
         return None
     # tokens of one engine step are late together: each step counts once
-    count = step.output_tokens * step.seconds / step.in_flight if measure == "ITL" else found.observed
-    lower, times = (found.p50, 50.0) if found.p90 is None else (found.p90, 10.0)
-    tail = 0.0 if lower is None else max(found.p99 - lower, 0.0) / math.log(times)
+    count = step.output_tokens * step.seconds / step.in_flight if measure == "ITL" else exact.observed
+    lower, times = (exact.p50, 50.0) if exact.p90 is None else (exact.p90, 10.0)
+    tail = 0.0 if lower is None else max(exact.p99 - lower, 0.0) / math.log(times)
     error = ERRORS * tail / math.sqrt(max(0.01 * count, 0.1))
-    return Figure(found.p99, max(found.p99 - error, 0.0), found.p99 + error)
+    return Figure(exact.p99, max(exact.p99 - error, 0.0), exact.p99 + error)
 
 
 # -- circumstances -----------------------------------------------------------------------------------------------------
@@ -304,24 +304,24 @@ def differences(before: RampResult, after: RampResult) -> tuple[Difference, ...]
     ]
     if before.load_by.startswith(after.load_by) or after.load_by.startswith(before.load_by):
         del pairs[2]  # they differ at most in a version that one of both does not tell
-    found = [Difference(*pair) for pair in pairs if pair[2] and pair[3] and pair[2] != pair[3]]
+    changed = [Difference(*pair) for pair in pairs if pair[2] and pair[3] and pair[2] != pair[3]]
 
     old_flags, new_flags = _parsed(before.launch), _parsed(after.launch)
     for name in sorted({*old_flags, *new_flags}) if old_flags and new_flags else ():
         old, new = (printable(flags.get(name, NOT_SET), 60) for flags in (old_flags, new_flags))
         if old != new:
-            found.append(Difference("flags", name, old, new))
+            changed.append(Difference("flags", name, old, new))
 
-    found += _traffic(before, after)
+    changed += _traffic(before, after)
     for name in sorted(before.slo.keys() & after.slo.keys()):
         if before.slo[name] != after.slo[name]:
-            found.append(Difference("SLO", name, number(before.slo[name]), number(after.slo[name])))
+            changed.append(Difference("SLO", name, number(before.slo[name]), number(after.slo[name])))
 
     then, now = (ramp.ceiling.cpu_wait if ramp.ceiling else None for ramp in (before, after))
     if then is not None and now is not None and abs(now - then) > WAITS:
         name = "time in which vLLM waited for a CPU"
-        found.append(Difference("host", name, quantity(then, "share"), quantity(now, "share")))
-    return tuple(found)
+        changed.append(Difference("host", name, quantity(then, "share"), quantity(now, "share")))
+    return tuple(changed)
 
 
 def unknown(before: RampResult, after: RampResult) -> tuple[str, ...]:

@@ -79,30 +79,32 @@ class ResultUnreadable(Exception):
 
 def read(paths: Sequence[Path]) -> list[Found]:
     """Return the steps of all files, by their load; BadUsage for a file that is no result."""
-    found = []
+    steps = []
     for path in paths:
-        shown = printable(str(path))
+        name = printable(str(path))
         try:
             document = read_json(path, MOST_BYTES)
             keys = document.keys() if isinstance(document, dict) else frozenset()
             if "benchmarks" in keys and isinstance(document["benchmarks"], list):
-                found += [_guidellm_step(each) for each in document["benchmarks"] if isinstance(each, dict)]
+                steps += [
+                    _guidellm_step(benchmark) for benchmark in document["benchmarks"] if isinstance(benchmark, dict)
+                ]
             elif "aiperf_version" in keys or {"request_throughput", "time_to_first_token"} <= keys:
-                found.append(_aiperf(document))
+                steps.append(_aiperf(document))
             elif {"max_concurrency", "completed"} <= keys:
                 offer = _offer(document["max_concurrency"], document.get("request_rate"))
-                found.append((offer, parse_vllm_bench(document)))
+                steps.append((offer, parse_vllm_bench(document)))
             else:
                 raise ResultUnreadable("not a result of vllm bench serve, guidellm or AIPerf")
         except OSError as error:
-            raise BadUsage(f"{shown} cannot be read: {error.strerror or error}") from error
+            raise BadUsage(f"{name} cannot be read: {error.strerror or error}") from error
         except ResultUnreadable as error:
-            raise BadUsage(f"{shown}: {error}") from error
+            raise BadUsage(f"{name}: {error}") from error
         except ValueError as error:
-            raise BadUsage(f"{shown} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
-    if len(found) > MOST_STEPS:
-        raise BadUsage(f"the results have {len(found):,} steps: a ramp is of at most {MOST_STEPS:,}")
-    return sorted(found, key=lambda step: (step[0].concurrency or 0, step[0].rate or 0.0))
+            raise BadUsage(f"{name} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
+    if len(steps) > MOST_STEPS:
+        raise BadUsage(f"the results have {len(steps):,} steps: a ramp is of at most {MOST_STEPS:,}")
+    return sorted(steps, key=lambda step: (step[0].concurrency or 0, step[0].rate or 0.0))
 
 
 # -- vllm bench serve --------------------------------------------------------------------------------------------------
@@ -148,9 +150,9 @@ def _guidellm_step(benchmark: Mapping[str, Any]) -> Found:
         ("request_totals",),
         ("run_stats", "requests_made"),
     )
-    made = next((found for place in totals if (found := _within(benchmark, *place))), {})
+    made = next((inside for place in totals if (inside := _within(benchmark, *place))), {})
     places = ("config", "strategy"), ("args", "strategy"), ("scheduler", "strategy")
-    strategy = next((found for place in places if (found := _within(benchmark, *place))), {})
+    strategy = next((inside for place in places if (inside := _within(benchmark, *place))), {})
     streams = _optional(strategy, "streams") or _optional(strategy, "max_concurrency")
     kind = str(strategy.get("type_", ""))
     if kind == "synchronous":

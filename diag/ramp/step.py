@@ -148,15 +148,15 @@ class Step(NamedTuple):
     def breaches(self, contract: Contract) -> list[Breach]:
         """Return the SLOs of which more is late, or fails, than the objective allows; a few may be chance."""
         allowed = 1 - contract.objective
-        found = []
+        breaches = []
         for what, latency in self.latencies.items():
             late = latency.late or 0.0
             if late > allowed and late * latency.observed >= CHANCE - 0.5:
-                found.append(Breach(what, late, quantity(getattr(contract, SLOS[what]), "seconds")))
+                breaches.append(Breach(what, late, quantity(getattr(contract, SLOS[what]), "seconds")))
         failures = self.failures
         if failures and failures.failed >= CHANCE - 0.5 and failures.share > allowed:
-            found.append(Breach(ERRORS[failures.by], failures.share, ""))
-        return found
+            breaches.append(Breach(ERRORS[failures.by], failures.share, ""))
+        return breaches
 
     def counts(self, seconds: float) -> bool:
         """Return True if the step was steady for long enough, with enough requests for its percentiles."""
@@ -183,12 +183,12 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
     if not np.nan_to_num(in_flight).any() and not (np.diff(so_far["tokens"]) > 0).any():
         return None
 
-    known = in_flight[steady][np.isfinite(in_flight[steady])]
+    flight = in_flight[steady][np.isfinite(in_flight[steady])]
     failures = _failures(whole, client, so_far["aborted"][max(steady.stop - 1, 0) :])
-    if len(known) < FEWEST_SCRAPES:
+    if len(flight) < FEWEST_SCRAPES:
         base = step_from_client(offer, client, contract) if client else Step(offer, 0.0, 0.0, 0.0, 0.0, 0.0)
-        seconds = float(times[steady][-1] - times[steady][0]) if len(known) else 0.0
-        return base._replace(seconds=seconds, scrapes=len(known), interval=observed.interval, failures=failures)
+        seconds = float(times[steady][-1] - times[steady][0]) if len(flight) else 0.0
+        return base._replace(seconds=seconds, scrapes=len(flight), interval=observed.interval, failures=failures)
 
     source = SampleSource(observed.samples, observed.instants[steady], observed.interval)
     queries = QueryCache(source, contract)
@@ -196,8 +196,8 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
     rates = {name: (value(queries, promql) or 0.0) / seconds for name, promql in RATES.items()}
     finished = rates["requests_per_second"] * seconds
     waits = value(queries, "$longest_cpu_wait"), value(queries, "$cpu_pressure_mean")
-    third = len(known) // 3
-    growth = float(known[-third:].mean() - known[:third].mean()) / finished if third and finished > 0 else 0.0
+    third = len(flight) // 3
+    growth = float(flight[-third:].mean() - flight[:third].mean()) / finished if third and finished > 0 else 0.0
     ttft, itl, e2e = (_latency(queries, name) for name in SLOS)
     uses = [use for use in client.uses if times[steady][0] <= use.at <= times[steady][-1]] if client else []
     if client and len(uses) > 1:
@@ -211,7 +211,7 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
         rates["prompt_tokens_per_second"],
         value(queries, "$requests_running_mean"),
         value(queries, "$requests_waiting_mean"),
-        in_flight=float(known.mean()),
+        in_flight=float(flight.mean()),
         tokens_per_step=value(queries, STEP_TOKENS),
         preemptions=value(queries, "$preemptions"),
         growth=growth,
@@ -221,7 +221,7 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
         client=client,
         queries=queries,
         failures=failures,
-        scrapes=len(known),
+        scrapes=len(flight),
         interval=observed.interval,
         crowded=_crowd("a process of vLLM", *waits) or generator_crowded(uses),
         quarters=_quarters(times[steady], so_far["tokens"][steady]),
@@ -231,8 +231,8 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
 
 def _quarters(times: Floats, tokens: Floats) -> tuple[float, ...]:
     """Return the tokens/s in each quarter; none if a quarter would be shorter than two scrape intervals."""
-    known = np.isfinite(tokens)
-    times, tokens = times[known], tokens[known]
+    scraped = np.isfinite(tokens)
+    times, tokens = times[scraped], tokens[scraped]
     if len(times) < 9:
         return ()
     edges = np.linspace(0, len(times) - 1, 5).round().astype(int)
@@ -247,13 +247,13 @@ def _failures(whole: QueryCache, client: ClientResult | None, aborted: Floats) -
     that are in flight at its end, and counts them as failed.
     """
     errors = [value(whole, promql) for promql in ("$failed_over_http", "$refused_total")]
-    if any(found is not None for found in errors):
+    if any(count is not None for count in errors):
         failed = sum(filter(None, errors))
         return Failures(failed, failed + (value(whole, "$served_answers") or 0.0), "server")
     if client is None:
         return None
-    known = aborted[np.isfinite(aborted)]
-    cut = min(float(known[-1] - known[0]) if len(known) else 0.0, client.failed)
+    counts = aborted[np.isfinite(aborted)]
+    cut = min(float(counts[-1] - counts[0]) if len(counts) else 0.0, client.failed)
     return Failures(client.failed - cut, client.completed + client.failed - cut, "client")
 
 
@@ -342,8 +342,8 @@ def step_from_client(offer: Offer, client: ClientResult, contract: Contract) -> 
 
 def _judged(latency: Latency, slo: float) -> Latency:
     """Fill in `late`: a tool gives percentiles, so at least the share above the first one beyond the SLO is late."""
-    known = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
-    beyond = (1 - share for share, at in known if at is not None and at > slo)
+    percentiles = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
+    beyond = (1 - share for share, at in percentiles if at is not None and at > slo)
     return latency._replace(late=max(beyond, default=0.0))
 
 
@@ -391,10 +391,10 @@ def steady_part(counted: Counted, concurrency: int | None, *, generated: bool) -
 def _before_last_arrival(counted: Counted) -> NDArray[np.bool_]:
     """Return True for the scrapes after which another request arrived; all are True if no counter tells."""
     arrived = counted.finished + counted.in_flight
-    known = np.flatnonzero(np.isfinite(arrived))
-    if not len(known):
+    scraped = np.flatnonzero(np.isfinite(arrived))
+    if not len(scraped):
         return np.ones(len(arrived), bool)
-    last = np.flatnonzero(arrived < arrived[known[-1]] - 0.5)
+    last = np.flatnonzero(arrived < arrived[scraped[-1]] - 0.5)
     return np.arange(len(arrived)) <= (last[-1] if len(last) else -1)
 
 

@@ -247,8 +247,8 @@ class AgentTools(NamedTuple):
     ) -> LintAnswer:
         """Check a vLLM launch command for removed, ineffective, conflicting or harmful flags. Nothing is started."""
         options = lint.LintOptions(vllm_version, contract=self.targets.base.contract, foreign=True)
-        found, _ = lint.run(_not_a_file(command), options, as_json=True)
-        return cast(LintAnswer, answers.findings(json.loads(found), detail))
+        findings, _ = lint.run(_not_a_file(command), options, as_json=True)
+        return cast(LintAnswer, answers.findings(json.loads(findings), detail))
 
     def budget(
         self,
@@ -282,8 +282,8 @@ class AgentTools(NamedTuple):
 
     def config(self, target: Target = "", detail: Detail = False) -> ConfigAnswer:
         """The flags that a server runs with, each with where it was read; by default those that are not the default."""
-        shown = observe.show_configuration(self.targets.pages(target), as_json=True)
-        return cast(ConfigAnswer, answers.configuration(json.loads(shown), detail))
+        settings = observe.show_configuration(self.targets.pages(target), as_json=True)
+        return cast(ConfigAnswer, answers.configuration(json.loads(settings), detail))
 
     def verify(
         self,
@@ -313,12 +313,12 @@ def _without_files(command: str) -> str:
     """Return the command; NotAllowed for a file, and for a command that names a --config file or a model's folder."""
     command = _not_a_file(command)
     try:
-        found = parse(command)
+        parsed = parse(command)
     except BadUsage:  # it may be a model's id; else `diag budget` reports the error
         model, config_file, cache = command.strip(), "", False
     else:
-        model, config_file = found.model, found.config
-        cache = any(name in found.environment for name in CACHE_VARIABLES) or "/" in (found.get("--revision") or "")
+        model, config_file = parsed.model, parsed.config
+        cache = any(name in parsed.environment for name in CACHE_VARIABLES) or "/" in (parsed.get("--revision") or "")
     if config_file:
         raise NotAllowed("write the flags of its --config file into the command: that file is not opened for an agent")
     if cache or is_folder(model) or Path(model).is_absolute() or model.startswith(("~", ".")):
@@ -357,19 +357,19 @@ class DiagServer(MCPServer[Any]):
         """Return the SDK's tool of a function, which runs in a thread that may outlive the call."""
 
         @wraps(work)
-        async def call(detail: bool, **given: Any) -> CallToolResult:
+        async def call(detail: bool, **arguments: Any) -> CallToolResult:
             await self._turns.acquire()
             loop = asyncio.get_running_loop()
-            running = run_in_thread(lambda: work(detail=detail, **given))
+            running = run_in_thread(lambda: work(detail=detail, **arguments))
 
             def release(_: object) -> None:
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(self._turns.release)
 
             running.add_done_callback(release)
-            found = await asyncio.wrap_future(running)
-            shown = found if work.__name__ in DECLARED else quote_foreign(found, self._own, self._hidden)
-            document = shorten(shown, DETAILED if detail else COMPACT)
+            answer = await asyncio.wrap_future(running)
+            quoted = answer if work.__name__ in DECLARED else quote_foreign(answer, self._own, self._hidden)
+            document = shorten(quoted, DETAILED if detail else COMPACT)
             content = TextContent(type="text", text=to_json(document))
             return CallToolResult(content=[content], structured_content=document)
 

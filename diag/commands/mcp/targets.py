@@ -62,10 +62,10 @@ class AllowedTargets:
             with suppress(BadUsage):
                 target = self.servers.get(_identity(parse(name)), "")
         if not target:
-            shown = quote_name(without_user(name) if "@" in name else name)
-            raise NotAllowed(f"{shown} is not among the targets: {self.describe()}")
-        known = replace(self.base, targets=[target])
-        return known if target in self.servers.values() else replace(known, log="", launch="")
+            named = quote_name(without_user(name) if "@" in name else name)
+            raise NotAllowed(f"{named} is not among the targets: {self.describe()}")
+        observed = replace(self.base, targets=[target])
+        return observed if target in self.servers.values() else replace(observed, log="", launch="")
 
     def pages(self, name: str) -> ObserveOptions:
         """Return the options for a target that has pages of metrics; NotAllowed for the Prometheus."""
