@@ -116,7 +116,8 @@ def lint_launch(launch: str, *, vllm_version: str = "", gpu: str = "") -> dict[s
 
 def memory_budget(launch: str, *, gpu: str = "", vllm_version: str = "") -> dict[str, Any]:
     """Return the document of `diag budget --json` about a launch command or a model (diag.budget.schema.json)."""
-    from diag.commands.budget import BudgetOptions, run
+    from diag.commands.budget import run
+    from diag.commands.options import BudgetOptions
 
     return _document(run(BudgetOptions(launch, gpu, version=vllm_version), True))
 

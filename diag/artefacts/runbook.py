@@ -26,9 +26,9 @@ from diag.artefacts.names import (
 )
 from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
-from diag.knowledge.platforms import rocm_commands_in
 from diag.core.incident import OF_ONE_SERVER, Condition, Incident
 from diag.knowledge.formulas import RecordedSeries, RuleSet, formula, rule_set
+from diag.knowledge.platforms import rocm_commands_in
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
 

@@ -6,50 +6,31 @@ import signal
 import sys
 from collections.abc import Callable
 from copy import copy
-from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 from typer.exceptions import TyperException
 
 from diag import __version__
-from diag.cli.help import AppHelp, CommandHelp, examples, missing_argument
 from diag.cli.options import (
     HERE,
-    LONGEST_PAUSE,
-    LONGEST_WAIT,
-    BaselineScrapeOptions,
+    LEARNING,
+    RECORDING,
+    AppHelp,
+    CommandHelp,
     ConfigurationOptions,
-    ContractFile,
+    DeclaredCommand,
     EvidenceOptions,
     FormatOptions,
-    GpuName,
-    Grouped,
-    Json,
-    KubernetesPlace,
-    LaunchRelease,
     PrometheusOptions,
-    RecordOptions,
     ScrapeOptions,
-    Targets,
-    Timeout,
-    TopScrapeOptions,
-    UserIncidents,
-    allow_option,
-    config_option,
-    duration_option,
-    evidence_option,
-    load_option,
+    examples,
+    missing_argument,
     observe_options,
-    output_option,
-    scrape_option,
-    seconds_option,
-    serve_option,
-    sizing_option,
-    vllm_option,
 )
+from diag.commands.options import BudgetOptions, PreflightOptions, RampOptions
 from diag.core.errors import BadUsage, DiagError, internal_error
 from diag.core.files import discard_output
 from diag.core.formatting import addresses_without_secrets
@@ -70,42 +51,6 @@ app = typer.Typer(
 )
 
 
-class FailOn(StrEnum):
-    """The mildest verdict with an exit status other than 0."""
-
-    warning = "warning"
-    critical = "critical"
-    never = "never"
-
-
-class LogLevel(StrEnum):
-    """The mildest messages that are printed on standard error."""
-
-    debug = "debug"
-    warning = "warning"
-
-
-class BaselineAction(StrEnum):
-    """Action on a baseline; `diag doctor --baseline` reads the file."""
-
-    save = "save"
-    compare = "compare"
-
-
-class AtEnd(StrEnum):
-    """Action of `diag replay` after the last scrape."""
-
-    again = "again"
-    hold = "hold"
-    exit = "exit"
-
-
-class Until(StrEnum):
-    """Condition that ends a watch."""
-
-    resolved = "resolved"
-
-
 def command(panel: str, name: str = "", takes_flags: bool = False) -> Callable[[Callable[..., None]], object]:
     """Register a command under this heading of `diag --help`; if it `takes_flags`, one of vLLM may be its argument."""
 
@@ -113,19 +58,9 @@ def command(panel: str, name: str = "", takes_flags: bool = False) -> Callable[[
         shown_name = name or function.__name__
         settings = {"ignore_unknown_options": takes_flags}
         decorate = app.command(shown_name, cls=CommandHelp, rich_help_panel=panel, context_settings=settings)
-        return decorate(Grouped(function))
+        return decorate(DeclaredCommand(function, shown_name))
 
     return register
-
-
-def _complete_id(start: str) -> list[str]:
-    """Return the ids of incidents, lint rules and checks that begin with this text, for the completion of a shell."""
-    from diag.knowledge.catalog import load
-    from diag.lint.rules import RULES
-    from diag.preflight.checks import CHECKS
-
-    names = (*(incident.id for incident in load(None)), *RULES, *CHECKS)
-    return [name for name in names if name.startswith(start)]
 
 
 def _print_version(wanted: bool) -> None:
@@ -146,87 +81,65 @@ def _root(
         typer.echo(context.get_help())
 
 
+class ReportOptions(NamedTuple):
+    """The report of `diag doctor`: what is printed and written, once or as incidents begin and end."""
+
+    html: Path | None = None
+    keep_watching: bool = False
+    until_what: Literal["resolved"] | None = None
+    alertmanager: str = ""
+    fail_on: Literal["warning", "critical", "never"] = "warning"
+    verbose: bool = False
+    quiet: bool = False
+    why: str = ""
+    log_level: Literal["debug", "warning"] = "warning"
+
+    def check(self, form: str, *, baseline: bool, stacks: bool) -> None:
+        """Raise BadUsage for options that exclude or need each other."""
+        watching, other_form = self.keep_watching, form != "terminal"
+        refusals = (
+            (
+                self.quiet and (self.verbose or watching or other_form),
+                "--quiet prints line 1 only: leave out --verbose, --watch, --json and --markdown",
+            ),
+            (
+                self.why and (self.verbose or self.quiet or watching or other_form),
+                "--why prints one incident's conditions: leave out --verbose, --quiet, --watch and other formats",
+            ),
+            (baseline and watching, "--watch prints incidents as they begin and end: leave out --baseline"),
+            (self.until_what and not watching, "--until needs --watch: it sets the end of the watch"),
+            (
+                self.alertmanager and not watching,
+                "--alertmanager needs --watch: it receives alerts as they fire and resolve",
+            ),
+            (
+                stacks and (watching or self.why or self.quiet),
+                "--stacks adds to a report: leave out --watch, --why and --quiet",
+            ),
+            (
+                watching and other_form,
+                "--watch prints lines as incidents begin and end: leave out --json and --markdown",
+            ),
+        )
+        for is_refused, sentence in refusals:
+            if is_refused:
+                raise BadUsage(sentence)
+
+
 @command("Diagnose")
 def doctor(
-    targets: Targets = None,
+    targets: list[str] | None = None,
     *,
     prometheus: PrometheusOptions,
-    k8s: KubernetesPlace = "",
+    k8s: str = "",
     scrape: ScrapeOptions,
-    probe: Annotated[
-        bool, scrape_option("--probe", help="Also send one request for one token; without --probe, diag adds no load.")
-    ] = False,
+    probe: bool = False,
     evidence: EvidenceOptions,
-    stacks: Annotated[
-        bool,
-        evidence_option(
-            "--stacks",
-            help="Also read where each process of a server on this host stands, without stopping it. Needs pip install"
-            " 'diag[stacks]'.",
-        ),
-    ] = False,
-    vllm_version: Annotated[
-        str,
-        evidence_option("--vllm-version", metavar="RELEASE", help="The release of vLLM, if a log does not print it."),
-    ] = "",
-    baseline: Annotated[
-        Path | None,
-        evidence_option(
-            "--baseline",
-            metavar="FILE",
-            help="Baseline file of diag baseline save.  [default: [baseline] file of diag.toml]",
-            show_default=False,
-        ),
-    ] = None,
+    stacks: bool = False,
+    vllm_version: str = "",
+    baseline: Path | None = None,
     output: FormatOptions,
-    html: Annotated[
-        Path | None,
-        output_option("--html", metavar="FILE", help="Also write an HTML report with plots, for a post-mortem."),
-    ] = None,
-    keep_watching: Annotated[
-        bool, output_option("--watch", help="Keep diagnosing; print each incident as it begins and ends.")
-    ] = False,
-    until_what: Annotated[
-        Until | None, output_option("--until", metavar="resolved", help="With --watch: exit when no incident is left.")
-    ] = None,
-    alertmanager: Annotated[
-        str,
-        output_option(
-            "--alertmanager", metavar="URL", help="With --watch: also post incidents as alerts to this Alertmanager."
-        ),
-    ] = "",
-    fail_on: Annotated[
-        FailOn,
-        output_option(
-            "--fail-on", metavar="VERDICT", help="Exit with 0 below this verdict: warning, critical or never."
-        ),
-    ] = FailOn.warning,
-    verbose: Annotated[
-        bool,
-        output_option(
-            "--verbose", "-v", help="Print all evidence, alternatives, thresholds and every incident's state."
-        ),
-    ] = False,
-    quiet: Annotated[
-        bool, output_option("--quiet", "-q", help="Print line 1 only: severity, incident, subject, start time.")
-    ] = False,
-    why: Annotated[
-        str,
-        output_option(
-            "--why",
-            metavar="INCIDENT",
-            autocompletion=_complete_id,
-            help="Print why this incident is present, absent or unknown: each condition with its value and threshold.",
-        ),
-    ] = "",
-    log_level: Annotated[
-        LogLevel,
-        output_option(
-            "--log-level",
-            metavar="LEVEL",
-            help="debug: print the duration of each source, collector, request and query on standard error.",
-        ),
-    ] = LogLevel.warning,
+    report: ReportOptions,
     configuration: ConfigurationOptions,
 ) -> None:
     """Diagnose a live vLLM server, a recording, or a fleet through Prometheus.
@@ -236,67 +149,44 @@ def doctor(
     """
     from diag.commands import doctor as work
 
-    if log_level is LogLevel.debug:
+    if report.log_level == "debug":
         from diag.core.debug_log import print_log
 
         print_log()
-    form = output.form
+    form, why = output.form, report.why
     more = {"probe": probe, "k8s": k8s, "version": vllm_version}
     options = observe_options(targets, prometheus, scrape, evidence, configuration, **more)
-    if quiet and (verbose or keep_watching or form != "terminal"):
-        raise BadUsage("--quiet prints line 1 only: leave out --verbose, --watch, --json and --markdown")
-    if why and (verbose or quiet or keep_watching or form != "terminal"):
-        raise BadUsage(
-            "--why prints one incident's conditions: leave out --verbose, --quiet, --watch and other formats"
-        )
-    if baseline and keep_watching:
-        raise BadUsage("--watch prints incidents as they begin and end: leave out --baseline")
-    if until_what and not keep_watching:
-        raise BadUsage("--until needs --watch: it sets the end of the watch")
-    if alertmanager and not keep_watching:
-        raise BadUsage("--alertmanager needs --watch: it receives alerts as they fire and resolve")
-    if stacks and (keep_watching or why or quiet):
-        raise BadUsage("--stacks adds to a report: leave out --watch, --why and --quiet")
-    if keep_watching and form != "terminal":
-        raise BadUsage("--watch prints lines as incidents begin and end: leave out --json and --markdown")
-    if keep_watching:
+    report.check(form, baseline=baseline is not None, stacks=stacks)
+    if report.keep_watching:
         from diag.commands import watch
 
-        report, status = watch.watch(options, until_what is Until.resolved, alertmanager), 0
+        judged, status = watch.watch(options, report.until_what == "resolved", report.alertmanager), 0
     else:
-        is_short = form == "terminal" and not verbose and html is None
-        only_suspects = form != "json" and not why
-        report = work.run(
+        judged = work.run(
             options,
             baseline,
-            only_suspects=only_suspects,
-            with_vitals=not is_short,
+            only_suspects=form != "json" and not why,
+            with_vitals=form != "terminal" or report.verbose or report.html is not None,
             with_stacks=stacks,
             why=why,
         )
         if why:
-            work.print_why(report, why)
+            work.print_why(judged, why)
         else:
-            work.print_report(report, form, verbose=verbose, quiet=quiet)
-        status = work.exit_code(report, fail_on.value)
-    if html:
-        work.write_html(report, html, configuration.contract)
+            work.print_report(judged, form, verbose=report.verbose, quiet=report.quiet)
+        status = work.exit_code(judged, report.fail_on)
+    if report.html:
+        work.write_html(judged, report.html, configuration.contract)
     raise typer.Exit(status)
 
 
 @command("Diagnose")
 def top(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="URL...",
-            help="URLs of vLLM servers or of diag exporters.  [default: the servers on this host]",
-            show_default=False,
-        ),
-    ] = None,
+    targets: list[str] | None = None,
     *,
     prometheus: PrometheusOptions,
-    scrape: TopScrapeOptions,
+    every: float = 5.0,
+    timeout: float | None = None,
     evidence: EvidenceOptions,
     configuration: ConfigurationOptions,
 ) -> None:
@@ -307,21 +197,14 @@ def top(
     """
     from diag.commands import top as work
 
-    options = observe_options(targets, prometheus, scrape, evidence, configuration)
+    options = observe_options(targets, prometheus, evidence, configuration, every=every, timeout=timeout)
     work.run(options, here=not targets and not options.prometheus)
 
 
 @command("Diagnose")
 def verify(
-    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A recording made before the change.")],
-    after: Annotated[
-        str,
-        typer.Argument(
-            metavar="AFTER",
-            help="A recording or the URL of the server after the change.  [default: the servers of BEFORE, now]",
-            show_default=False,
-        ),
-    ] = "",
+    before: str,
+    after: str = "",
     *,
     scrape: ScrapeOptions,
     evidence: EvidenceOptions,
@@ -341,79 +224,17 @@ def verify(
 
 @command("Diagnose")
 def ramp(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TARGET...",
-            help="URL of a vLLM server; with --attach or --results, also a recording; or results of diag ramp --json.",
-            show_default=False,
-        ),
-    ] = None,
+    targets: list[str] | None = None,
     *,
-    vllm_python: Annotated[
-        str,
-        vllm_option(
-            "--vllm-python",
-            metavar="FILE",
-            help="Python with vLLM installed; its `vllm bench serve` generates the load.",
-        ),
-    ] = "",
-    tokenizer: Annotated[
-        str,
-        vllm_option("--tokenizer", metavar="NAME", help="Folder or name of the tokenizer.  [default: the server's]"),
-    ] = "",
-    model: Annotated[
-        str, vllm_option("--model", metavar="NAME", help="Served model name.  [default: the first one served]")
-    ] = "",
-    attach: Annotated[
-        bool, load_option("--attach", help="Generate no load; observe existing traffic. Ctrl-C ends the ramp.")
-    ] = False,
-    results: Annotated[
-        list[Path] | None,
-        load_option(
-            "--results", metavar="FILE", help="Use a result of guidellm, AIPerf or vllm bench serve. Repeatable."
-        ),
-    ] = None,
-    prompt_tokens: Annotated[
-        int | None,
-        load_option(
-            "--prompt-tokens", metavar="N", min=1, max=2**22, help="Tokens per prompt.  [default: the server's mean]"
-        ),
-    ] = None,
-    output_tokens: Annotated[
-        int | None,
-        load_option(
-            "--output-tokens", metavar="N", min=1, max=2**20, help="Tokens per answer.  [default: the server's mean]"
-        ),
-    ] = None,
-    step_seconds: Annotated[
-        float,
-        load_option("--step-seconds", metavar="SECONDS", min=5, max=3600, help="Duration of each step."),
-    ] = 30.0,
-    first: Annotated[
-        int, load_option("--from", metavar="N", min=1, max=2**16, help="Concurrency of the first step.")
-    ] = 1,
-    most: Annotated[int, load_option("--most", metavar="N", min=1, max=2**16, help="Highest concurrency.")] = 1024,
-    rates: Annotated[
-        int,
-        load_option(
-            "--rates", metavar="N", min=0, max=20, help="Number of open-loop steps (Poisson) around the ceiling."
-        ),
-    ] = 2,
-    yes: Annotated[bool, load_option("--yes", help="Start without confirmation.")] = False,
-    every: Annotated[float, seconds_option("--every", min=0.1, max=60, help="Time between two scrapes.")] = 1.0,
-    duration: Annotated[float, duration_option(min=1, help="With --attach: duration of the observation.")] = 300.0,
-    timeout: Timeout = None,
+    load: RampOptions,
+    every: float = 1.0,
+    duration: float = 300.0,
+    timeout: float | None = None,
     evidence: EvidenceOptions,
-    contract: ContractFile = None,
-    against: Annotated[
-        Path | None,
-        output_option("--against", metavar="FILE", help="Compare with an earlier result of diag ramp --json."),
-    ] = None,
+    contract: Path | None = None,
+    against: Path | None = None,
     output: FormatOptions,
-    html: Annotated[
-        Path | None, output_option("--html", metavar="FILE", help="Also write an HTML page with the curves.")
-    ] = None,
+    html: Path | None = None,
 ) -> None:
     """Increase the load on a server step by step to find its ceiling, the binding resource and the flag to change.
 
@@ -422,37 +243,26 @@ def ramp(
     """
     from diag.commands import ramp as work
 
-    if sum((attach, bool(results), bool(vllm_python))) > 1:
+    sources = [load.attach, bool(load.results), bool(load.python)]
+    if sum(sources) > 1:
         raise BadUsage("--vllm-python, --attach and --results exclude each other: choose one source of load")
-    given, earlier = targets or ([] if results else [HERE]), work.read_earlier(against)
-    if not (attach or results or vllm_python) and work.are_kept(given):
-        raise typer.Exit(work.print_kept(given, earlier, output.form))
-    observed = observe_options(given, evidence, every=every, duration=duration, timeout=timeout, contract=contract)
-    found = work.run(
-        work.RampOptions(
-            observed,
-            vllm_python,
-            attach,
-            results or (),
-            model,
-            tokenizer,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            step_seconds=step_seconds,
-            first=first,
-            most=most,
-            rates=rates,
-            yes=yes,
-        )
-    )
+    names, earlier = targets or ([] if load.results else [HERE]), work.read_earlier(against)
+    if not any(sources) and work.are_kept(names):
+        raise typer.Exit(work.print_kept(names, earlier, output.form))
+    observed = observe_options(names, evidence, every=every, duration=duration, timeout=timeout, contract=contract)
+    judged = work.run(load, observed)
     if html:
-        work.write_html(found, html, earlier)
-    raise typer.Exit(work.print_report(found, output.form, earlier))
+        work.write_html(judged, html, earlier)
+    raise typer.Exit(work.print_report(judged, output.form, earlier))
 
 
 @command("Collect")
 def config(
-    targets: Targets = None, *, timeout: Timeout = None, evidence: EvidenceOptions, as_json: Json = False
+    targets: list[str] | None = None,
+    *,
+    timeout: float | None = None,
+    evidence: EvidenceOptions,
+    as_json: bool = False,
 ) -> None:
     """Show the configuration that servers run with, and the source of each value.
 
@@ -467,14 +277,11 @@ def config(
 
 @command("Collect")
 def export(
-    targets: Targets = None,
+    targets: list[str] | None = None,
     *,
     prometheus: PrometheusOptions,
     scrape: ScrapeOptions,
-    csv: Annotated[
-        Path | None,
-        output_option("--csv", metavar="FILE", help="File to write.  [default: standard output]", show_default=False),
-    ] = None,
+    csv: Path | None = None,
     configuration: ConfigurationOptions,
 ) -> None:
     """Write the signals of a time range as CSV: time, instance, engine, gpu, signal, unit, window, value."""
@@ -486,13 +293,7 @@ def export(
 
 
 @command("Collect")
-def record(
-    target: Annotated[list[str], typer.Argument(metavar="URL...", help="URLs of vLLM servers or of diag exporters.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create; it must be new or empty.")],
-    *,
-    scrape: RecordOptions,
-    evidence: EvidenceOptions,
-) -> None:
+def record(target: list[str], folder: Path, *, scrape: ScrapeOptions = RECORDING, evidence: EvidenceOptions) -> None:
     """Record live servers, without secrets, into a folder that diag can diagnose anywhere at any time."""
     from diag.commands.observe import record_servers
 
@@ -501,25 +302,13 @@ def record(
 
 @command("Collect")
 def bundle(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TARGET...",
-            help=f"URLs of vLLM servers or of diag exporters, or one recording.  [default: {HERE}]",
-            show_default=False,
-        ),
-    ] = None,
+    targets: list[str] | None = None,
     *,
-    k8s: KubernetesPlace = "",
-    scrape: RecordOptions,
+    k8s: str = "",
+    scrape: ScrapeOptions = RECORDING,
     evidence: EvidenceOptions,
-    file: Annotated[
-        Path | None,
-        output_option("--output", "-o", metavar="FILE", help="The archive to write, such as sick.tar.zst."),
-    ] = None,
-    as_issue: Annotated[
-        bool, output_option("--issue", help="Print an issue in the form that vLLM's template for bugs asks for.")
-    ] = False,
+    file: Path | None = None,
+    as_issue: bool = False,
     configuration: ConfigurationOptions,
 ) -> None:
     """Put what the next person needs of a sick server into one file, without secrets; nothing is uploaded.
@@ -537,37 +326,15 @@ def bundle(
 
 @command("Collect")
 def baseline(
-    action: Annotated[
-        BaselineAction,
-        typer.Argument(metavar="save|compare", help="Save the observation, or compare two baseline files."),
-    ],
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TARGET...",
-            help=f"URLs of vLLM servers or of diag exporters, or one or more recordings.  [default: {HERE}] To"
-            " compare: the earlier file and the later one.",
-            show_default=False,
-        ),
-    ] = None,
+    action: Literal["save", "compare"],
+    targets: list[str] | None = None,
     *,
     prometheus: PrometheusOptions,
-    scrape: BaselineScrapeOptions,
+    scrape: ScrapeOptions = LEARNING,
     evidence: EvidenceOptions,
-    file: Annotated[
-        Path | None,
-        output_option(
-            "--file",
-            metavar="FILE",
-            help="File to extend.  [default: [baseline] file of diag.toml, else baseline.json]",
-            show_default=False,
-        ),
-    ] = None,
-    include_unhealthy: Annotated[
-        bool,
-        output_option("--include-unhealthy", help="Include servers with an incident; by default they are left out."),
-    ] = False,
-    even_ill: Annotated[bool, output_option("--even-ill", hidden=True)] = False,  # the old name of the option
+    file: Path | None = None,
+    include_unhealthy: bool = False,
+    even_ill: bool = False,  # the old name of the option
     configuration: ConfigurationOptions,
 ) -> None:
     """Save the speed of healthy servers at each load for diag doctor --baseline, or compare two such files.
@@ -577,7 +344,7 @@ def baseline(
     """
     from diag.commands.verify import compare_baselines, save_baseline
 
-    if action == BaselineAction.compare:
+    if action == "compare":
         if len(targets or ()) != 2:
             raise BadUsage("diag baseline compare takes two baseline files: the earlier one and the later one")
         printed, status = compare_baselines(*map(Path, targets or ()))
@@ -590,106 +357,41 @@ def baseline(
 @command("Collect")
 def exporter(
     *,
-    vllm: Annotated[str, vllm_option("--vllm", metavar="URL", help="The vLLM server of this host.")] = HERE,
-    gpus: Annotated[
-        str,
-        vllm_option("--gpus", metavar="LIST", help="GPU indices or UUIDs: 0,1.  [default: the server's GPUs]"),
-    ] = "",
+    vllm: str = HERE,
+    gpus: str = "",
     evidence: EvidenceOptions,
-    timeout: Annotated[
-        float,
-        seconds_option("--timeout", min=0.1, max=LONGEST_WAIT, help="Time limit for each part of the page."),
-    ] = 8.0,
-    probe: Annotated[
-        float,
-        seconds_option(
-            "--probe", min=0.0, max=LONGEST_PAUSE, help="Interval of probe requests for one token; 0 sends none."
-        ),
-    ] = 0.0,
-    listen: Annotated[
-        str,
-        serve_option(
-            "--listen",
-            metavar="HOST:PORT",
-            help="Address to serve /metrics on; 0.0.0.0:9400 for a Prometheus on another host.",
-        ),
-    ] = "127.0.0.1:9400",
-    tls_cert: Annotated[
-        str, serve_option("--tls-cert", metavar="FILE", help="Serve HTTPS with this certificate (PEM).")
-    ] = "",
-    tls_key: Annotated[
-        str, serve_option("--tls-key", metavar="FILE", help="Private key of --tls-cert, if in a separate file.")
-    ] = "",
-    tls_client_ca: Annotated[
-        str,
-        serve_option("--tls-client-ca", metavar="FILE", help="Accept only clients with a certificate of this CA."),
-    ] = "",
-    web_config: Annotated[
-        str,
-        serve_option(
-            "--web.config.file",
-            metavar="FILE",
-            help="File with TLS and users, in the format of Prometheus' own exporters.",
-        ),
-    ] = "",
+    timeout: float = 8.0,
+    probe: float = 0.0,
+    listen: str = "127.0.0.1:9400",
+    tls_cert: str = "",
+    tls_key: str = "",
+    tls_client_ca: str = "",
+    web_config: str = "",
 ) -> None:
     """Serve vLLM's metrics with GPU, log and process metrics added, for Prometheus to scrape instead of vLLM."""
     from diag.commands.exporter import ExporterOptions, run
 
-    tls = (tls_cert, tls_key, tls_client_ca)
-    run(
-        ExporterOptions(
-            vllm, listen, gpus=gpus, timeout=timeout, probe=probe, tls=tls, web_config=web_config, **evidence._asdict()
-        )
-    )
+    tls, more = (tls_cert, tls_key, tls_client_ca), evidence._asdict()
+    run(ExporterOptions(vllm, listen, gpus=gpus, timeout=timeout, probe=probe, tls=tls, web_config=web_config, **more))
 
 
 @command("Collect")
 def replay(
-    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="The folder of a recording.")],
+    recording: Path,
     *,
-    listen: Annotated[
-        str,
-        serve_option(
-            "--listen",
-            metavar="HOST:PORT",
-            help="Address to serve /metrics on; each further server of the recording gets the next port.",
-        ),
-    ] = "127.0.0.1:8000",
-    speed: Annotated[
-        float, serve_option("--speed", min=0.01, max=100.0, help="Speed relative to the recording.")
-    ] = 1.0,
-    log: Annotated[
-        Path | None,
-        serve_option("--log", metavar="FILE", help="Write the recorded log to this file at the same speed."),
-    ] = None,
-    at_end: Annotated[
-        AtEnd,
-        serve_option("--at-end", metavar="WHAT", help="again: start again; hold: keep the last page; exit: stop."),
-    ] = AtEnd.again,
+    listen: str = "127.0.0.1:8000",
+    speed: float = 1.0,
+    log: Path | None = None,
+    at_end: Literal["again", "hold", "exit"] = "again",
 ) -> None:
     """Serve a recording as a live vLLM server, to try dashboards, alerts and the doctor without a GPU."""
-    from diag.commands.exporter import ReplayOptions
     from diag.commands.exporter import replay as work
 
-    work(ReplayOptions(recording, listen, speed, log, at_end.value))
+    work(recording, listen, speed, log, at_end)
 
 
 @command("Diagnose", takes_flags=True)
-def explain(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID",
-            help="Id of an incident, a signal or a lint rule; a flag, a metric, an alert, or a pasted line of a log.",
-            autocompletion=_complete_id,
-        ),
-    ] = "",
-    as_markdown: Annotated[
-        bool, output_option("--markdown", help="Print Markdown on a terminal too, as in a pipe.")
-    ] = False,
-    incidents: UserIncidents = None,
-) -> None:
+def explain(name: str = "", *, as_markdown: bool = False, incidents: Path | None = None) -> None:
     """Show an incident's runbook (meaning, symptoms, look-alikes, mitigation, fix) or a lint rule's page.
 
     Popular advice that is wrong is answered by its name: gpu_cache_usage_perc, nccl, --swap-space.
@@ -702,94 +404,31 @@ def explain(
 
 
 @command("Check before a rollout")
-def budget(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="A launch command, 'vllm serve MODEL --flag value', or a model; to compare GPUs, also the URL or the"
-            " recording of a server, for its traffic.",
-        ),
-    ],
-    gpu: GpuName = "",
-    gpu_memory: Annotated[
-        str, vllm_option("--gpu-memory", metavar="SIZE", help="Memory of one GPU as CUDA reports it: 79.1GiB.")
-    ] = "",
-    vllm_version: Annotated[
-        str, vllm_option("--vllm-version", metavar="VERSION", help="vLLM release: 0.32.0.  [default: the log's]")
-    ] = "",
-    log: Annotated[
-        str, evidence_option("--log", metavar="FILE", help="Log of a start of this server, to use its measured sizes.")
-    ] = "",
-    config: Annotated[
-        str,
-        vllm_option("--config", metavar="FILE", help="The model's config.json.  [default: this host's, or its name's]"),
-    ] = "",
-    all_gpus: Annotated[
-        bool, sizing_option("--all-gpus", help="Compare all supported GPUs, with 1, 2, 4 and 8 of each.")
-    ] = False,
-    context: Annotated[str, sizing_option("--context", metavar="TOKENS", help="Tokens per request: 32k.")] = "",
-    concurrency: Annotated[
-        int | None,
-        sizing_option("--concurrency", metavar="N", min=1, max=2**20, help="Concurrency.  [default: as many as fit]"),
-    ] = None,
-    price: Annotated[
-        list[str] | None,
-        sizing_option("--price", metavar="GPU=DOLLARS", help="Cost per GPU hour: h100=2.5. Repeatable."),
-    ] = None,
-    utilisation: Annotated[
-        str,
-        sizing_option("--utilisation", metavar="SHARE", help="Also show the cost at this share of the ceiling: 40%."),
-    ] = "",
-    as_json: Json = False,
-) -> None:
+def budget(*, options: BudgetOptions, as_json: bool = False) -> None:
     """Estimate GPU memory, before or after launch, or compare GPUs: fit, ceilings, cost.
 
     Nothing is started or downloaded.
     """
-    from diag.commands.budget import BudgetOptions, run
-    from diag.commands.sizing import SizingOptions
+    from diag.commands.budget import run
 
-    sizing = SizingOptions(all_gpus, gpu, context, concurrency, price or (), utilisation, vllm_version)
-    text, status = run(BudgetOptions(target, gpu, gpu_memory, log, vllm_version, sizing, config), as_json)
+    text, status = run(options, as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 
 
 @command("Check before a rollout")
 def lint(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="COMMAND...",
-            help="A launch command, 'vllm serve MODEL --flag value'; or files, folders and patterns: scripts, --config,"
-            " Dockerfiles, manifests, Compose, Helm values, Python.",
-        ),
-    ],
-    vllm_version: LaunchRelease = "",
-    python: Annotated[
-        str,
-        vllm_option("--vllm-python", metavar="FILE", help="Also check with the vLLM that this Python has installed."),
-    ] = "",
-    ignore: Annotated[
-        list[str] | None,
-        config_option(
-            "--ignore", metavar="RULE", help="Drop the findings of this rule. Repeatable; in diag.toml: [lint] ignore."
-        ),
-    ] = None,
-    gpu: Annotated[
-        str,
-        vllm_option("--gpu", metavar="NAME", help="GPUs of the server: h100, a100-80 ...  [default: this host's GPUs]"),
-    ] = "",
-    here: Annotated[
-        bool, vllm_option("--here", help="Judge a file for this host: its GPUs, memory and installed vLLM.")
-    ] = False,
-    only: Annotated[
-        str, output_option("--only", metavar="NAME", help="Judge one service, container or function of the files.")
-    ] = "",
-    every: Annotated[bool, output_option("--all", help="Show infos about files, too.")] = False,
-    contract: ContractFile = None,
-    as_json: Json = False,
+    command: list[str],
+    *,
+    vllm_version: str = "",
+    python: str = "",
+    ignore: list[str] | None = None,
+    gpu: str = "",
+    here: bool = False,
+    only: str = "",
+    every: bool = False,
+    contract: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Check launch commands, files or folders for removed, ineffective, conflicting or harmful flags.
 
@@ -806,38 +445,7 @@ def lint(
 
 @command("Check before a rollout")
 def preflight(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="A launch as diag lint takes it, or the URL of a server that runs."),
-    ],
-    *,
-    vllm_version: LaunchRelease = "",
-    python: Annotated[
-        str,
-        vllm_option("--vllm-python", metavar="FILE", help="Python that has vLLM.  [default: beside the launch's vllm]"),
-    ] = "",
-    gpu: GpuName = "",
-    launch: Annotated[
-        str, evidence_option("--launch", metavar="COMMAND", help="The launch command of the server at the URL.")
-    ] = "",
-    prometheus: Annotated[
-        str, evidence_option("--prometheus", metavar="URL", help="Prometheus that is to scrape the server.")
-    ] = "",
-    alertmanager: Annotated[
-        str, evidence_option("--alertmanager", metavar="URL", help="Alertmanager that sends the pages.")
-    ] = "",
-    ramp: Annotated[
-        str,
-        evidence_option(
-            "--ramp", metavar="FILE", help="Result of diag ramp --json.  [default: [preflight] ramp of diag.toml]"
-        ),
-    ] = "",
-    bench: Annotated[
-        bool, load_option("--bench", help="Measure the all-reduce between the ranks on this host: it makes load.")
-    ] = False,
-    output: FormatOptions,
-    verbose: Annotated[bool, output_option("--verbose", "-v", help="Print every result with its reason.")] = False,
-    contract: ContractFile = None,
+    *, options: PreflightOptions, output: FormatOptions, verbose: bool = False, contract: Path | None = None
 ) -> None:
     """Decide if a launch may go ahead: command, GPU memory, host, network, telemetry and measured capacity.
 
@@ -846,23 +454,11 @@ def preflight(
     from diag.commands import preflight as work
 
     form = output.form
-    options = work.PreflightOptions(
-        target,
-        vllm_version,
-        python,
-        launch=launch,
-        gpu=gpu,
-        prometheus=prometheus,
-        alertmanager=alertmanager,
-        ramp=ramp,
-        bench=bench,
-        contract=contract,
-    )
-    raise typer.Exit(work.print_report(work.run(options), form, verbose))
+    raise typer.Exit(work.print_report(work.run(options, contract), form, verbose))
 
 
 @command("Diagnose", "incidents")
-def list_incidents(incidents: UserIncidents = None) -> None:
+def list_incidents(incidents: Path | None = None) -> None:
     """List the incidents that diag looks for."""
     from diag.commands.explain import list_incidents as work
 
@@ -871,22 +467,12 @@ def list_incidents(incidents: UserIncidents = None) -> None:
 
 @command("Diagnose")
 def mcp(
-    servers: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="URL...", help="Servers that agents may query; none by default.", show_default=False),
-    ] = None,
+    servers: list[str] | None = None,
     *,
-    recordings: Annotated[
-        Path | None,
-        allow_option("--recordings", metavar="DIR", help="Folder with recordings and logs that agents may query."),
-    ] = None,
-    prometheus: Annotated[
-        str, allow_option("--prometheus", metavar="URL", help="Prometheus that agents may query, with all its servers.")
-    ] = "",
+    recordings: Path | None = None,
+    prometheus: str = "",
     scrape: ScrapeOptions,
-    deadline: Annotated[
-        float, seconds_option("--deadline", min=1, max=LONGEST_WAIT, help="Time limit for an answer.")
-    ] = 180.0,
+    deadline: float = 180.0,
     evidence: EvidenceOptions,
     configuration: ConfigurationOptions,
 ) -> None:
@@ -894,51 +480,26 @@ def mcp(
 
     An agent can query only the servers, recordings and the Prometheus on this command line.
     """
-    from diag.commands.mcp.targets import McpOptions, run
+    from diag.commands.mcp import run
 
-    base = observe_options([], scrape, evidence, configuration)
-    run(McpOptions(tuple(servers or ()), recordings, prometheus, deadline, base))
+    run(servers or (), recordings, prometheus, deadline, observe_options([], scrape, evidence, configuration))
 
 
 @command("Set up Prometheus and Grafana")
 def generate(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder for alerts/, dashboards/, runbooks/ and docs/.")
-    ] = Path(),
+    folder: Path = Path(),
     *,
-    check: Annotated[
-        bool, output_option("--check", help="Write nothing; fail if a file differs from the output.")
-    ] = False,
-    only: Annotated[
-        list[str] | None,
-        output_option("--only", metavar="ID", help="Write only the files of this incident. Repeatable."),
-    ] = None,
-    dashboards: Annotated[
-        Literal["default", "incidents"],
-        output_option("--dashboards", help="incidents: also write a dashboard for each incident."),
-    ] = "default",
-    settings: Annotated[
-        list[str] | None,
-        config_option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="A value as of the chart (docs/slo.md): grafanaUrl=URL, siteLabels=namespace,pod. Repeatable.",
-        ),
-    ] = None,
+    check: bool = False,
+    only: list[str] | None = None,
+    dashboards: Literal["default", "incidents"] = "default",
+    settings: list[str] | None = None,
     configuration: ConfigurationOptions,
 ) -> None:
     """Write Prometheus alerts, Grafana dashboards and runbooks, with your SLOs and thresholds."""
     from diag.commands.explain import generate as work
 
-    text, status = work(
-        folder,
-        check,
-        configuration.incidents,
-        configuration.contract,
-        only or (),
-        dashboards == "incidents",
-        settings or (),
-    )
+    per_incident = dashboards == "incidents"
+    text, status = work(folder, check, *configuration, only or (), per_incident, settings or ())
     typer.echo(text)
     raise typer.Exit(status)
 
@@ -1005,5 +566,5 @@ def _mistake(error: Exception) -> str:
 def _load_command(name: list[str]) -> typer.Typer:
     """Return the app with only the named command, if it exists: building the options of all takes 10 ms."""
     loaded = copy(app)
-    loaded.registered_commands = [found for found in app.registered_commands if [found.name] == name]
+    loaded.registered_commands = [registered for registered in app.registered_commands if [registered.name] == name]
     return loaded if loaded.registered_commands else app

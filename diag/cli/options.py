@@ -1,17 +1,21 @@
-"""Options that commands share, each declared once, in its group of `--help`.
+"""Options of the commands and their help: words and bounds are in options.toml, the notes below them in help.toml.
 
-Related options form one record: a command takes the record as one parameter, and `Grouped` shows typer each
-of its options. Fields have the names of `ObserveOptions`, so that a command passes a group on unchanged.
+Options that several commands share form a record. A command takes a record as one parameter, and `DeclaredCommand`
+shows typer each of its options. Fields have the names of `ObserveOptions`, so that a command passes a record on
+unchanged.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from diag.core.errors import BadUsage
 
@@ -21,20 +25,81 @@ if TYPE_CHECKING:
 
 HERE = "http://127.0.0.1:8000"
 WINDOW = "15m"
-LONGEST_WAIT, LONGEST_PAUSE, LONGEST_DURATION = 3600.0, 86_400.0, 7 * 86_400.0
-"""Upper limits in seconds: for a response, between two scrapes, and for a whole watch."""
 
-vllm_option = partial(typer.Option, rich_help_panel="vLLM and GPU")
-allow_option = partial(typer.Option, rich_help_panel="Allowed targets")
-scrape_option = partial(typer.Option, rich_help_panel="Scraping")
-prometheus_option = partial(typer.Option, rich_help_panel="Prometheus (instead of scraping)")
-kubernetes_option = partial(typer.Option, rich_help_panel="Kubernetes")
-evidence_option = partial(typer.Option, rich_help_panel="Evidence")
-serve_option = partial(typer.Option, rich_help_panel="Serving")
-sizing_option = partial(typer.Option, rich_help_panel="Comparing GPUs")
-load_option = partial(typer.Option, rich_help_panel="Load")
-output_option = partial(typer.Option, rich_help_panel="Output")
-config_option = partial(typer.Option, rich_help_panel="Configuration")
+
+@cache
+def declared() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """Return the options by command ("shared" for those of any), section of --help, and name of the parameter."""
+    return tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+
+
+class DeclaredCommand:
+    """A command for typer: its parameters, and each option of a record of them, as options.toml declares them.
+
+    Only the command that runs is inspected: inspecting all commands takes some milliseconds of each start.
+    """
+
+    def __init__(self, function: Callable[..., None], name: str) -> None:
+        self._function = function
+        self._name = name
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+
+    def __call__(self, **values: Any) -> None:
+        """Collect the options of each record and run the command."""
+        for parameter in inspect.signature(self._function).parameters.values():
+            if _is_record(parameter):
+                record = parameter.annotation
+                options = {name: values.pop(name) for name in record._fields if name in values}
+                values[parameter.name] = record(**options)
+        self._function(**values)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        rows = {
+            name: (section, name, row)
+            for part in ("shared", self._name)
+            for section, options in declared().get(part, {}).items()
+            for name, row in options.items()
+        }
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(self._function).parameters.values():
+            if not _is_record(parameter):
+                parameters.append(parameter)
+                continue
+            defaults = {} if parameter.default is parameter.empty else parameter.default._asdict()
+            for field in inspect.signature(parameter.annotation).parameters.values():
+                if field.name in rows:
+                    parameters.append(field.replace(default=defaults.get(field.name, field.default)))
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature(
+            [
+                parameter.replace(
+                    kind=kind, annotation=Annotated[parameter.annotation, _for_typer(*rows[parameter.name])]
+                )
+                for parameter in parameters
+            ]
+        )
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
+        return {option.name: option.annotation for option in self.__signature__.parameters.values()}
+
+
+def _is_record(parameter: inspect.Parameter) -> bool:
+    return hasattr(parameter.annotation, "_fields")
+
+
+def _for_typer(section: str, name: str, row: Mapping[str, Any]) -> Any:
+    """Return an option, or an argument, as typer takes it."""
+    settings = {key: value for key, value in row.items() if key not in ("flags", "completes")}
+    if row.get("completes"):
+        settings["autocompletion"] = _complete_id
+    if section == "Arguments":
+        return typer.Argument(**settings)
+    if row.get("metavar") == "SECONDS":
+        settings["callback"] = _reject_nan
+    flags = row.get("flags", [f"--{name.replace('_', '-')}"])
+    return typer.Option(*flags, rich_help_panel=section, **settings)
 
 
 def _reject_nan(value: float | None) -> float | None:
@@ -44,132 +109,166 @@ def _reject_nan(value: float | None) -> float | None:
     return value
 
 
-seconds_option = partial(scrape_option, metavar="SECONDS", callback=_reject_nan)
-duration_option = partial(seconds_option, "--for", max=LONGEST_DURATION)
+def _complete_id(start: str) -> list[str]:
+    """Return the ids of incidents, lint rules and checks that begin with this text, for the completion of a shell."""
+    from diag.knowledge.catalog import load
+    from diag.lint.rules import RULES
+    from diag.preflight.checks import CHECKS
 
-Targets = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="TARGET...",
-        help="URLs of vLLM servers or of diag exporters, one recording (a folder made by diag record), or logs: files,"
-        " a folder of them, or - for standard input."
-        f"  [default: {HERE}]",
-        show_default=False,
-    ),
-]
-Timeout = Annotated[
-    float | None,
-    seconds_option(
-        "--timeout",
-        min=0.1,
-        max=LONGEST_WAIT,
-        help="Time limit for a scrape (default: 5) or a Prometheus query (default: 30).",
-        show_default=False,
-    ),
-]
-GpuName = Annotated[
-    str, vllm_option("--gpu", metavar="NAME", help="h100, a100-80, l40s ... or cpu.  [default: this host's GPUs]")
-]
-LaunchRelease = Annotated[
-    str,
-    vllm_option(
-        "--vllm-version",
-        metavar="VERSION",
-        help="vLLM release: 0.32.0.  [default: the image's, else the installed, else the newest release]",
-    ),
-]
-Every = Annotated[float, seconds_option("--every", min=0.1, max=LONGEST_PAUSE, help="Time between two scrapes.")]
-Json = Annotated[bool, output_option("--json", help="Print JSON (its schema: diag/report/diag.COMMAND.schema.json).")]
+    names = (*(incident.id for incident in load(None)), *RULES, *CHECKS)
+    return [name for name in names if name.startswith(start)]
 
 
-KubernetesPlace = Annotated[
-    str,
-    kubernetes_option(
-        "--k8s",
-        metavar="[CONTEXT/]NAMESPACE[/SELECTOR]",
-        help="Find vLLM's pods (example: prod-eu/inference/app=vllm) and read their pages, logs and status through the"
-        " API server.",
-    ),
-]
+# -- help --------------------------------------------------------------------------------------------------------------
+
+
+class CommandHelp(TyperCommand):
+    """Plain help, which needs no rich: options in their named groups, and the notes below them line by line."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Show a required argument without braces."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group, in the order of the command's parameters."""
+        groups: dict[str, list[Any]] = defaultdict(list)
+        for parameter in self.get_params(ctx):
+            group = "Arguments" if parameter.param_type_name == "argument" else "Help"
+            groups[getattr(parameter, "rich_help_panel", None) or group].append(parameter.get_help_record(ctx))
+        _write(groups, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write exit statuses, environment and examples: lines that must not be filled."""
+        formatter.write(notes()[str(self.name)].text())
+
+
+def missing_argument(error: Exception, context: Any) -> str:
+    """Return what a command that lacks an argument can take, with two examples; "" for any other refusal."""
+    parameter: Any = getattr(error, "param", None)
+    if not hasattr(error, "param_type") or getattr(parameter, "param_type_name", "") != "argument":
+        return ""
+    name, meaning = parameter.get_help_record(context)
+    meaning = meaning.replace("  [required]", "")
+    lines = [f"diag: Missing argument '{name}': {meaning}", *notes()[context.info_name].examples[:2]]
+    return "\n  ".join(lines) + f"\n(see {context.command_path} --help)"
+
+
+def examples() -> str:
+    """Return what `diag doctor` can be given."""
+    return FIRST_STEPS.partition("  diag top")[0].rstrip() + "\n(see diag doctor --help)"
+
+
+class AppHelp(TyperGroup):
+    """Plain help: the commands by purpose, each with its whole first sentence; then diag's own options; examples."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write examples: lines that must not be filled."""
+        formatter.write(FIRST_STEPS)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group of commands, in the order of the commands."""
+        groups: dict[str, list[Any]] = defaultdict(list)
+        for name, command in self.commands.items():
+            summary = (command.help or "").partition("\n\n")[0].replace("\n", " ")
+            groups[getattr(command, "rich_help_panel", None) or "Commands"].append((name, summary))
+        groups["Options"] = [parameter.get_help_record(ctx) for parameter in self.get_params(ctx)]
+        _write(groups, formatter)
+
+
+def _write(groups: Mapping[str, Iterable[Any]], formatter: Any) -> None:
+    for title, records in groups.items():
+        with formatter.section(title):
+            formatter.write_dl([record for record in records if record])
+
+
+UNREACHABLE = {"69": "unreachable: no metrics page, no log, no process"}
+EVERY_COMMAND = {"64": "invalid usage or configuration", "70": "internal error: a defect of diag"}
+CREDENTIALS = {
+    "DIAG_BEARER_TOKEN[_FILE]": "bearer token, or file with the token",
+    "DIAG_BASIC_AUTH[_FILE]": "user:password, or file with user:password",
+    "DIAG_HEADERS_FILE": "file with HTTP headers, one 'Name: value' per line",
+    "DIAG_CA_FILE": "CA certificates to trust instead of the system's",
+    "DIAG_CLIENT_CERT": "client certificate for mutual TLS",
+    "DIAG_CLIENT_KEY": "private key of DIAG_CLIENT_CERT, if in another file",
+}
+
+
+class Notes(NamedTuple):
+    """The notes of a command: its exit statuses, the variables that it reads, and examples.
+
+    With `unreachable` it also exits with the status of a target that cannot be reached, with `credentials` it reads the
+    variables of `CREDENTIALS` too.
+    """
+
+    exits: Mapping[str, str]
+    examples: tuple[str, ...]
+    unreachable: bool = False
+    credentials: bool = False
+    environment: Mapping[str, str] = {}
+
+    def text(self) -> str:
+        statuses = {**self.exits, **(UNREACHABLE if self.unreachable else {}), **EVERY_COMMAND}
+        sections = {
+            "Exit status": _table(dict(sorted(statuses.items()))),
+            "Environment": _table({**(CREDENTIALS if self.credentials else {}), **self.environment}),
+            "Examples": self.examples,
+        }
+        return "".join(
+            f"\n{title}:\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items() if lines
+        )
+
+
+def _table(rows: Mapping[str, str]) -> list[str]:
+    width = max(map(len, rows), default=0)
+    return [f"{name:<{width}}  {meaning}" for name, meaning in rows.items()]
+
+
+@cache
+def notes() -> Mapping[str, Notes]:
+    """Return the notes by the names of the commands."""
+    from diag.core.declarations import PACKAGE, read
+
+    return read(PACKAGE / "cli" / "help.toml", dict[str, Notes])
+
+
+FIRST_STEPS = """
+Examples:
+  diag doctor http://127.0.0.1:8000        what is wrong, and what to change
+  diag doctor server.log                   if a log is all that is left
+  diag top --prometheus http://prom:9090   all servers, worst first
+  diag preflight 'vllm serve MODEL'        before a launch: go, or no go and why
+"""
+
+
+# -- records of options ------------------------------------------------------------------------------------------------
 
 
 class ScrapeOptions(NamedTuple):
-    """Scraping of live servers."""
+    """Scraping of live servers, in seconds."""
 
-    every: Every = 2.0
-    duration: Annotated[
-        float, duration_option(min=0.0, help="Duration of scraping; extended while a server looks stuck.")
-    ] = 30.0
-    timeout: Timeout = None
+    every: float = 2.0
+    duration: float = 30.0
+    timeout: float | None = None
 
 
-class RecordOptions(NamedTuple):
-    """Recording of live servers, by default twice as long as a diagnosis."""
-
-    every: Every = 2.0
-    duration: Annotated[float, duration_option(min=0.0, help="Duration of the recording.")] = 60.0
-    timeout: Timeout = None
-
-
-class BaselineScrapeOptions(NamedTuple):
-    """Observation of live servers for a baseline, by default long enough for several loads."""
-
-    every: Every = 2.0
-    duration: Annotated[float, duration_option(min=0.0, help="Duration of the observation.")] = 300.0
-    timeout: Timeout = None
-
-
-class TopScrapeOptions(NamedTuple):
-    """Scraping of live servers until the live view is closed."""
-
-    every: Annotated[float, seconds_option("--every", min=0.5, max=60.0, help="Time between two scrapes.")] = 5.0
-    timeout: Timeout = None
+RECORDING = ScrapeOptions(duration=60.0)
+"""Twice as long as a diagnosis."""
+LEARNING = ScrapeOptions(duration=300.0)
+"""Long enough for several loads."""
 
 
 class PrometheusOptions(NamedTuple):
     """A Prometheus, a selection of its servers, and a time range."""
 
-    prometheus: Annotated[
-        str,
-        prometheus_option(
-            "--prometheus",
-            metavar="URL",
-            help="Query this Prometheus, Thanos, Mimir or VictoriaMetrics; do not contact servers.",
-        ),
-    ] = ""
-    at: Annotated[
-        str,
-        prometheus_option(
-            "--at",
-            metavar="TIME",
-            help="End of the window: 12:00, yesterday 18:00, 2026-11-20T03:12Z, -2h.  [default: now]",
-        ),
-    ] = ""
-    window: Annotated[
-        str, prometheus_option("--window", metavar="DURATION", help="Length of the window: 15m, 24h.")
-    ] = WINDOW
-    since: Annotated[
-        str, prometheus_option("--from", metavar="TIME", help="Start of a time range, instead of --at and --window.")
-    ] = ""
-    until: Annotated[
-        str, prometheus_option("--to", metavar="TIME", help="End of the time range of --from.  [default: now]")
-    ] = ""
-    instance: Annotated[
-        list[str] | None,
-        prometheus_option("--instance", metavar="REGEX", help="Select servers by their instance label; repeatable."),
-    ] = None
-    model: Annotated[
-        list[str] | None,
-        prometheus_option("--model", metavar="REGEX", help="Select servers by their model name; repeatable."),
-    ] = None
-    job: Annotated[
-        list[str] | None,
-        prometheus_option("--job", metavar="REGEX", help="Select servers by their scrape job; repeatable."),
-    ] = None
-    match: Annotated[
-        list[str] | None,
-        prometheus_option("--match", metavar="MATCHER", help='Select series by a label: cluster="eu"; repeatable.'),
-    ] = None
+    prometheus: str = ""
+    at: str = ""
+    window: str = WINDOW
+    since: str = ""
+    until: str = ""
+    instance: list[str] | None = None
+    model: list[str] | None = None
+    job: list[str] | None = None
+    match: list[str] | None = None
 
     def scope(self, targets: Sequence[str] | None) -> "Scope":
         """Return the selected servers and time range; raise BadUsage for options that need a Prometheus without one."""
@@ -179,7 +278,7 @@ class PrometheusOptions(NamedTuple):
             raise BadUsage("with --prometheus, select servers by --instance, --model, --job or --match, not by URL")
         times = {"--at": self.at, "--window": self.window != WINDOW, "--from": self.since, "--to": self.until}
         servers = {"--instance": self.instance, "--model": self.model, "--job": self.job, "--match": self.match}
-        unused = [option for option, given in {**times, **servers}.items() if given]
+        unused = [option for option, value in {**times, **servers}.items() if value]
         if unused and not self.prometheus:
             raise BadUsage(f"{', '.join(unused)} needs --prometheus URL: only a Prometheus has other times and servers")
         span = TimeSpan(self.at, self.window, self.since, self.until)
@@ -189,62 +288,24 @@ class PrometheusOptions(NamedTuple):
 class EvidenceOptions(NamedTuple):
     """Evidence about a server besides its metrics."""
 
-    log: Annotated[
-        str, evidence_option("--log", metavar="FILE", help="The server's log file; - reads standard input.")
-    ] = ""
-    log_timezone: Annotated[
-        str,
-        evidence_option(
-            "--log-timezone", metavar="ZONE", help="Time zone of the log: UTC, Europe/Berlin.  [default: this host's]"
-        ),
-    ] = ""
-    launch: Annotated[
-        str,
-        evidence_option(
-            "--launch", metavar="COMMAND", help="The server's launch command, if diag cannot read it from the server."
-        ),
-    ] = ""
-    nccl_ras: Annotated[
-        str,
-        evidence_option(
-            "--nccl-ras",
-            metavar="HOST:PORT",
-            help="Ask NCCL's RAS service which rank is missing: localhost:28028 unless NCCL_RAS_ADDR is set.",
-        ),
-    ] = ""
-
-
-UserIncidents = Annotated[
-    Path | None,
-    config_option(
-        "--incidents",
-        metavar="DIR",
-        help="Folder with your own incident files: Python code that runs with your rights.",
-    ),
-]
-ContractFile = Annotated[
-    Path | None,
-    config_option(
-        "--contract",
-        metavar="FILE",
-        help="File with your SLOs, thresholds and labels.  [default: ./diag.toml, if it exists]",
-        show_default=False,
-    ),
-]
+    log: str = ""
+    log_timezone: str = ""
+    launch: str = ""
+    nccl_ras: str = ""
 
 
 class ConfigurationOptions(NamedTuple):
     """Settings of a site: its own incidents, SLOs and thresholds."""
 
-    incidents: UserIncidents = None
-    contract: ContractFile = None
+    incidents: Path | None = None
+    contract: Path | None = None
 
 
 class FormatOptions(NamedTuple):
     """Output format of a report."""
 
-    as_json: Json = False
-    as_markdown: Annotated[bool, output_option("--markdown", help="Print Markdown, for a ticket.")] = False
+    as_json: bool = False
+    as_markdown: bool = False
 
     @property
     def form(self) -> Literal["terminal", "json", "markdown"]:
@@ -253,51 +314,16 @@ class FormatOptions(NamedTuple):
         return "json" if self.as_json else "markdown" if self.as_markdown else "terminal"
 
 
-def observe_options(targets: Sequence[str] | None, *groups: Any, **more: Any) -> "ObserveOptions":
-    """Combine targets (None: the server on this host) and option groups into `ObserveOptions`."""
+def observe_options(targets: Sequence[str] | None, *records: Any, **more: Any) -> "ObserveOptions":
+    """Combine targets (None: the server on this host) and records of options into `ObserveOptions`."""
     from diag.commands.observe import ObserveOptions
 
-    given: dict[str, Any] = {}
-    for group in groups:
-        if isinstance(group, PrometheusOptions):
-            given |= {"prometheus": group.prometheus, "scope": group.scope(targets)}
+    options: dict[str, Any] = {}
+    for record in records:
+        if isinstance(record, PrometheusOptions):
+            options |= {"prometheus": record.prometheus, "scope": record.scope(targets)}
         else:
-            given |= group._asdict()
-    if more.get("k8s") and (targets or given.get("prometheus") or given.get("log")):
+            options |= record._asdict()
+    if more.get("k8s") and (targets or options.get("prometheus") or options.get("log")):
         raise BadUsage("--k8s finds servers and their logs itself: leave out URLs, --prometheus and --log")
-    return ObserveOptions([HERE] if targets is None else targets, **given, **more)
-
-
-class Grouped:
-    """A command for typer: each option of a group becomes a separate parameter.
-
-    Only the command that runs is inspected: inspecting all commands takes some milliseconds of each start.
-    """
-
-    def __init__(self, command: Callable[..., None]) -> None:
-        self._command = command
-        self.__name__, self.__doc__ = command.__name__, command.__doc__
-
-    def __call__(self, **given: Any) -> None:
-        """Collect the options of each group and run the command."""
-        for parameter in inspect.signature(self._command).parameters.values():
-            if _is_group(parameter):
-                group = parameter.annotation
-                given[parameter.name] = group(**{option: given.pop(option) for option in group._fields})
-        self._command(**given)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        options: list[inspect.Parameter] = []
-        for parameter in inspect.signature(self._command).parameters.values():
-            group = inspect.signature(parameter.annotation).parameters.values() if _is_group(parameter) else [parameter]
-            options += [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in group]
-        return inspect.Signature(options)
-
-    @property
-    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
-        return {option.name: option.annotation for option in self.__signature__.parameters.values()}
-
-
-def _is_group(parameter: inspect.Parameter) -> bool:
-    return hasattr(parameter.annotation, "_fields")
+    return ObserveOptions([HERE] if targets is None else targets, **options, **more)

@@ -1,26 +1,41 @@
-"""`diag budget`: estimate GPU memory from a launch command or a model, a GPU and, if given, a log."""
+"""`diag budget`: estimate GPU memory from a launch command or a model, a GPU and, if given, a log; or compare GPUs.
 
+Several GPUs are compared by fit, ceilings, and the cost of a million tokens, for the requests of the options, or of the
+traffic of a running or recorded server.
+"""
+
+import math
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
 
-from diag.commands import sizing
-from diag.commands.sizing import SizingOptions, is_server, model_label, traffic
+from diag import promql
+from diag.commands.observe import ObserveOptions, observe
+from diag.commands.options import BudgetOptions
+from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.files import exists, expanded
 from diag.core.formatting import GIB, gibibytes, printable
 from diag.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
-from diag.report.gpu_sizing import Budget, render_budget, render_budget_json
-from diag.vllm import gpus
+from diag.report.gpu_sizing import Budget, render_budget, render_budget_json, render_sizing, render_sizing_json
+from diag.sources.observation import Observation
+from diag.vllm import gpus, work
 from diag.vllm.command import parse as command
+from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
-from diag.vllm.deployments import offers
+from diag.vllm.command.shown import masked
+from diag.vllm.deployments import TENSORS, Deployment, Sizing, answer, changes, choices, chosen, layouts, offers
 from diag.vllm.flags.registry import versions
+from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
 from diag.vllm.memory.model import Model, is_folder, load, read
-from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, setup, size
+from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, setup, size
 from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
@@ -28,35 +43,27 @@ ALIKE = 0.03
 """Largest relative difference in memory between cards of one name."""
 _ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "other": NON_TORCH, "kv_cache": KV_CACHE}
 """Rows of the estimate by the names of sizes in the log."""
-
-
-@dataclass(frozen=True)
-class BudgetOptions:
-    """Options of the command line; "" if not given. For a `foreign` text, such as an agent's, no file is opened."""
-
-    target: str
-    gpu: str = ""
-    gpu_memory: str = ""
-    log: str = ""
-    version: str = ""
-    sizing: SizingOptions | None = None
-    config: str = ""
-    foreign: bool = False
+_MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
+_RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"
+_OUTPUT = "sum(rate(vllm:generation_tokens_total[{0}s]))"
+_PRICE = re.compile(r"([^=]+)=\$?(\d{1,6}(?:\.\d{1,6})?)")
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
 
 def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
-    """Return the text to print, and the exit status."""
-    compared = options.sizing
-    if not (compared and compared.wanted):
+    """Return the text to print, and the exit status; of several GPUs 0 if one fits, 2 if none, 3 if that is unknown."""
+    if not options.compares:
         budget = estimate(options)
         return (render_budget_json if as_json else render_budget)(budget), STATUS[budget.ledger.verdict]
-    if options.log or options.gpu_memory:
-        raise BadUsage("--log and --gpu-memory are of one server: leave them out to compare GPUs")
-    had = traffic(options.target) if is_server(options.target) else None
-    version = options.version or (had.version.partition("+")[0] if had else "")
-    started = _read_command(had.launch if had else options.target, version, options.foreign)
-    compared = replace(compared, version=version, traffic=had)
-    return sizing.run(_read_model(started, version, options.config), started, compared, as_json)
+    is_server = options.target.startswith(("http://", "https://"))
+    is_server |= (Path(options.target) / "recording.toml").is_file()
+    sizing = size_up(options, traffic(options.target) if is_server else None)
+    verdicts = {deployment.ledger.verdict for deployment in sizing.rows}
+    status = 0 if sizing.best and "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
+    return (render_sizing_json if as_json else render_sizing)(sizing), status
+
+
+# -- one GPU -----------------------------------------------------------------------------------------------------------
 
 
 def estimate(options: BudgetOptions) -> Budget:
@@ -66,7 +73,7 @@ def estimate(options: BudgetOptions) -> Budget:
     mismatch = next(_mismatches(options, logged, budget.ledger), "")
     if not mismatch:
         return replace(budget, notes=(logged.skipped, *budget.notes)) if logged.skipped else budget
-    again = _estimate(replace(options, log="", version=options.version or logged.version), LoggedMemory())
+    again = _estimate(options._replace(log="", version=options.version or logged.version), LoggedMemory())
     note = f"the log is from a different server, so its sizes are ignored: {mismatch}"
     return replace(again, notes=(note, *again.notes))
 
@@ -81,8 +88,8 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         planned = replace(planned, free=logged.sizes["free"][1])
     measured = _measured(logged, planned)
     judged = judge(started, gpu, version)
-    found = judged(model, planned, measured)
-    changes = suggestions(found, measured, judged) if found.verdict != "fits" and found.kv_cache else []
+    ledger = judged(model, planned, measured)
+    wanted = suggestions(ledger, measured, judged) if ledger.verdict != "fits" and ledger.kv_cache else []
 
     notes = [model.facts] if model.facts else []
     notes += [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
@@ -102,14 +109,223 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     return Budget(
         model=model_label(model),
         gpu="a CPU" if planned.cpu else printable(gpu.name or "a GPU", 40),
-        ledger=found,
+        ledger=ledger,
         notes=tuple(notes),
         logged=logged.numbers | ({"needed": sum(needed) / 2 / GIB} if needed else {}),
-        suggestions=tuple((change.flag, change.value) for change in changes),
-        longest=safe_length(found),
-        sequences=safe_sequences(found),
-        offers=tuple(offers(model, found, gpus.find(gpu.name))),
+        suggestions=tuple((change.flag, change.value) for change in wanted),
+        longest=safe_length(ledger),
+        sequences=safe_sequences(ledger),
+        offers=tuple(offers(model, ledger, gpus.find(gpu.name))),
     )
+
+
+def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuSpec:
+    """Return the GPU in the options, otherwise that in the log, otherwise the smallest one of this host.
+
+    The memory of a GPU of this host is without the part that driver and firmware reserve.
+    """
+    name = options.gpu
+    if cpu or name.lower() == "cpu":
+        return GpuSpec(name="cpu")
+    if options.gpu_memory:
+        return GpuSpec(size(options.gpu_memory, "--gpu-memory", least=GIB), name)
+    if "total" in logged.sizes:
+        return GpuSpec(sum(logged.sizes["total"]) // 2, name)
+    if name:
+        return GpuSpec(gpus.memory(name), name)
+
+    from diag.exporter.gpu.collector import GpuCollector
+
+    memories: dict[str, dict[str, float]] = {}
+    names: dict[str, str] = {}
+    for family, labels, value in GpuCollector((), dict, lambda: None).collect().samples:
+        if family == "diag_gpu_info":
+            names[labels[0]] = labels[2]
+        elif family in ("diag_gpu_memory_total_bytes", "diag_gpu_memory_reserved_bytes"):
+            memories.setdefault(labels[0], {})[family] = value
+    sizes = [
+        GpuSpec(
+            int(memory["diag_gpu_memory_total_bytes"] - memory.get("diag_gpu_memory_reserved_bytes", 0)), names[gpu]
+        )
+        for gpu, memory in memories.items()
+    ]
+    return min(sizes, key=lambda gpu: gpu.total or 0, default=GpuSpec())
+
+
+def _mismatches(options: BudgetOptions, logged: LoggedMemory, ledger: Ledger) -> Iterator[str]:
+    """Yield the differences that show that the log is of another server than the estimated one."""
+    plan = ledger.setup
+    planned: Mapping[str, float] = dict(zip(SETTINGS, (plan.utilization, plan.tensor, plan.pipeline), strict=True))
+    for name, value in logged.settings.items():
+        if value != planned[name] and not (plan.cpu and name == "gpu_memory_utilization"):
+            yield f"--{name.replace('_', '-')} {value:g}, not {planned[name]:g}"
+
+    total, named = sum(logged.sizes.get("total", ())) // 2, 0
+    with suppress(BadUsage):  # a GPU whose memory only its log has
+        named = size(options.gpu_memory, "--gpu-memory") if options.gpu_memory else gpus.memory(options.gpu)
+    if total and named and abs(total - named) > ALIKE * named:
+        yield f"a GPU of {gibibytes(total)}, not {gibibytes(named)}"
+
+    rows = {row.name: row for row in ledger.rows}
+    kv_cache, budget = rows[KV_CACHE].logged, rows[BUDGET].computed if BUDGET in rows else None
+    if kv_cache and budget and plan.kv_cache_bytes is None and plan.blocks is None:
+        weights = rows[WEIGHTS].logged or rows[WEIGHTS].computed
+        taken = kv_cache.low + (weights.low if weights else 0)
+        if taken > (1 + ALIKE) * budget.high > 0:
+            yield f"weights and KV cache of {gibibytes(taken)}, more than the budget of {gibibytes(budget.high)}"
+
+
+def _measured(logged: LoggedMemory, planned: Setup) -> Measured:
+    """Return the log's sizes by row.
+
+    If graphs count, vLLM subtracts its estimate of them, and its peak of activations may contain that.
+    """
+    sizes: Mapping[str, tuple[int, int]] = logged.sizes
+    measured = {row: ByteRange(*sizes[name]) for name, row in _ROWS.items() if name in sizes}
+    if planned.graphs_in_budget and not planned.eager:
+        measured.pop(ACTIVATIONS, None)
+    graphs = sizes.get("estimated graphs" if planned.graphs_in_budget else "graphs", sizes.get("graphs"))
+    return measured | ({GRAPHS: ByteRange(*graphs)} if graphs else {})
+
+
+# -- several GPUs ------------------------------------------------------------------------------------------------------
+
+
+class Traffic(NamedTuple):
+    """Traffic of one server: peak of running requests, mean tokens of a request with its answer, output tokens/s."""
+
+    launch: str
+    version: str
+    running: int
+    tokens: int
+    output_rate: float
+
+
+def traffic(target: str) -> Traffic:
+    """Return the traffic of one server; BadUsage if it had none, or if its launch command is unknown."""
+    observed = observe(ObserveOptions([target]), Contract())
+    servers = observed.instances
+    if len(servers) != 1:
+        raise BadUsage(f"{printable(target)} has {len(servers)} servers: their traffic is compared one at a time")
+    if servers[0] not in observed.launch:
+        raise BadUsage(f"how {printable(target)} was started is not known: give its launch command instead")
+    window = max(1, round((observed.instants[-1] - observed.instants[0]) / 1000 + observed.interval))
+    lengths = [_last_value(observed, _MEAN_TOKENS.format(kind, window)) for kind in ("prompt", "generation")]
+    running, rate = (_last_value(observed, expression.format(window)) for expression in (_RUNNING, _OUTPUT))
+    if not (running and rate and all(lengths)):
+        raise BadUsage(
+            f"{printable(target)} finished no request while it was observed: there is no traffic to size for"
+        )
+    launch, version = observed.launch[servers[0]], observed.versions.get(servers[0], "")
+    return Traffic(launch, version, round(running), math.ceil(sum(lengths)), rate)
+
+
+def _last_value(observed: Observation, expression: str) -> float:
+    """Return the value at the last instant; 0 if there is none."""
+    vector = promql.evaluate(expression, observed.samples, observed.instants[-1:])
+    value = float(vector.values[0][0]) if len(vector.labels) and vector.present[0][0] else 0.0
+    return value if math.isfinite(value) else 0.0
+
+
+def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
+    """Return all deployments on one page; BadUsage for a model or a GPU that is not in the data.
+
+    Without --context and --concurrency, tokens of a request and concurrency are those of the traffic that a server had.
+    """
+    release = options.version or (had.version.partition("+")[0] if had else "")
+    started = _read_command(had.launch if had else options.target, release, options.foreign)
+    model = _read_model(started, release, options.config)
+    version = release or versions()[-1]
+    length = size(options.context, "--context", most=2**30) if options.context else had.tokens if had else None
+    concurrency = options.concurrency or (had.running if had else None)
+    prices = _parse_prices(options.prices or ())
+    kinds = tuple(gpus.gpus().values()) if options.all_gpus else (gpus.named(options.gpu),)
+    if model.family is None or model.unknown:
+        raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
+    # a command for a CPU becomes one for a GPU
+    environment = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
+    started = started._replace(environment=environment)
+
+    def set_up(gpu: GpuModel) -> list[Setup]:
+        planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
+        planned = replace(planned, length=length or planned.length, auto_length=False)
+        is_fixed = started.get("--tensor-parallel-size") or planned.pipeline * planned.data > 1
+        return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in TENSORS]
+
+    first = set_up(kinds[0])[0]
+    check(model, first)
+    work.check(model, first)
+    judges = {gpu.name: judge(started, GpuSpec(gpu.memory, gpu.name), release) for gpu in kinds}
+    of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency, judge=judges[gpu.name]) for gpu in kinds}
+    best = chosen(chain.from_iterable(of_kind.values()), concurrency, prices)
+    kind = best.gpu if best and best.gpu else kinds[0] if len(kinds) == 1 else None
+    changed = []
+    if kind:
+        setups = set_up(kind)
+        for change in changes(model, setups[0]):
+            tried = layouts(model, setups, kind, concurrency, change, judges[kind.name])
+            changed += _least([deployment for deployment in tried if deployment.requests], concurrency)
+    plain = chain.from_iterable(
+        deployments if len(kinds) == 1 else _least(deployments, concurrency) for deployments in of_kind.values()
+    )
+    unnamed = () if release else (f"vLLM {version} is assumed; set the release with --vllm-version",)
+    rows = (*plain, *changed)
+    if best := chosen(rows, concurrency, prices):
+        rows = tuple(row for row in rows if not row.requests or row.holds(concurrency))
+    return Sizing(
+        model=model_label(model),
+        version=version,
+        context=first.length,
+        concurrency=concurrency,
+        rows=rows,
+        best=best,
+        answer=answer(rows, best, concurrency, prices),
+        launch=_launch(model, started, best, length) if best else "",
+        prices=prices,
+        utilisation=_parse_utilisation(options.utilisation),
+        measured=had.output_rate if had else None,
+        choices=tuple(choices(model, best, concurrency)),
+        notes=(*filter(None, (model.facts,)), *unnamed),
+    )
+
+
+def _least(deployments: list[Deployment], concurrency: int | None) -> list[Deployment]:
+    """Return the fewest GPUs that hold the load; the most if none do."""
+    return [deployment for deployment in deployments if deployment.holds(concurrency)][:1] or deployments[-1:]
+
+
+def _launch(model: Model, started: Command, best: Deployment, length: int | None) -> str:
+    """Return the command of one replica of a deployment, as a line to paste."""
+    ranks = 1 if started.get("--tensor-parallel-size") else best.setup.tensor
+    tensor = ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
+    context = ["--max-model-len", str(length)] if length and length <= model.longest else []
+    added = [*tensor, *context, *best.flags.split()]
+    replaced = {at for option in started.given if option.name in added for at in option.words}
+    printed = masked(started)  # it keeps its number of words
+    words = (word for at, word in enumerate(printed.words) if at not in replaced)
+    return printed._replace(words=(*words, *added)).written()
+
+
+def _parse_prices(texts: Sequence[str]) -> Mapping[str, float]:
+    """Return dollars per GPU hour by the GPU's name."""
+    prices = {}
+    for text in texts:
+        match = _PRICE.fullmatch(text)
+        if not match or not float(match[2]):
+            raise BadUsage(invalid("--price", text, "GPU=DOLLARS such as h100=2.5"))
+        prices[gpus.named(match[1]).name] = float(match[2])
+    return prices
+
+
+def _parse_utilisation(text: str) -> float | None:
+    match = _SHARE.fullmatch(text.strip())
+    share = float(match[1]) / 100 if match else 0.0
+    if text and not 0 < share <= 1:
+        raise BadUsage(invalid("--utilisation", text, "a share such as 40%"))
+    return share or None
+
+
+# -- what both read ---------------------------------------------------------------------------------------------------
 
 
 def _read_command(target: str, version: str, foreign: bool) -> Command:
@@ -132,70 +348,6 @@ def _read_model(started: Command, version: str, config: str) -> Model:
     return load(started.model, started, started.get("--revision") or "", version or versions()[-1])
 
 
-def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuSpec:
-    """Return the GPU in the options, otherwise that in the log, otherwise the smallest one of this host.
-
-    The memory of a GPU of this host is without the part that driver and firmware reserve.
-    """
-    name = options.gpu
-    if cpu or name.lower() == "cpu":
-        return GpuSpec(name="cpu")
-    if options.gpu_memory:
-        return GpuSpec(size(options.gpu_memory, "--gpu-memory", least=GIB), name)
-    if "total" in logged.sizes:
-        return GpuSpec(sum(logged.sizes["total"]) // 2, name)
-    if name:
-        return GpuSpec(gpus.memory(name), name)
-
-    from diag.exporter.gpu.collector import GpuCollector
-
-    found: dict[str, dict[str, float]] = {}
-    names: dict[str, str] = {}
-    for family, labels, value in GpuCollector((), dict, lambda: None).collect().samples:
-        if family == "diag_gpu_info":
-            names[labels[0]] = labels[2]
-        elif family in ("diag_gpu_memory_total_bytes", "diag_gpu_memory_reserved_bytes"):
-            found.setdefault(labels[0], {})[family] = value
-    sizes = [
-        GpuSpec(
-            int(memory["diag_gpu_memory_total_bytes"] - memory.get("diag_gpu_memory_reserved_bytes", 0)), names[gpu]
-        )
-        for gpu, memory in found.items()
-    ]
-    return min(sizes, key=lambda gpu: gpu.total or 0, default=GpuSpec())
-
-
-def _mismatches(options: BudgetOptions, logged: LoggedMemory, found: Ledger) -> Iterator[str]:
-    """Yield the differences that show that the log is of another server than the estimated one."""
-    plan = found.setup
-    planned: Mapping[str, float] = dict(zip(SETTINGS, (plan.utilization, plan.tensor, plan.pipeline), strict=True))
-    for name, value in logged.settings.items():
-        if value != planned[name] and not (plan.cpu and name == "gpu_memory_utilization"):
-            yield f"--{name.replace('_', '-')} {value:g}, not {planned[name]:g}"
-
-    total, given = sum(logged.sizes.get("total", ())) // 2, 0
-    with suppress(BadUsage):  # a GPU whose memory only its log has
-        given = size(options.gpu_memory, "--gpu-memory") if options.gpu_memory else gpus.memory(options.gpu)
-    if total and given and abs(total - given) > ALIKE * given:
-        yield f"a GPU of {gibibytes(total)}, not {gibibytes(given)}"
-
-    rows = {row.name: row for row in found.rows}
-    kv_cache, budget = rows[KV_CACHE].logged, rows[BUDGET].computed if BUDGET in rows else None
-    if kv_cache and budget and plan.kv_cache_bytes is None and plan.blocks is None:
-        weights = rows[WEIGHTS].logged or rows[WEIGHTS].computed
-        taken = kv_cache.low + (weights.low if weights else 0)
-        if taken > (1 + ALIKE) * budget.high > 0:
-            yield f"weights and KV cache of {gibibytes(taken)}, more than the budget of {gibibytes(budget.high)}"
-
-
-def _measured(logged: LoggedMemory, planned: Setup) -> Measured:
-    """Return the log's sizes by row.
-
-    If graphs count, vLLM subtracts its estimate of them, and its peak of activations may contain that.
-    """
-    sizes: Mapping[str, tuple[int, int]] = logged.sizes
-    measured = {row: ByteRange(*sizes[name]) for name, row in _ROWS.items() if name in sizes}
-    if planned.graphs_in_budget and not planned.eager:
-        measured.pop(ACTIVATIONS, None)
-    graphs = sizes.get("estimated graphs" if planned.graphs_in_budget else "graphs", sizes.get("graphs"))
-    return measured | ({GRAPHS: ByteRange(*graphs)} if graphs else {})
+def model_label(model: Model) -> str:
+    """Return the name of a model for printing: its folder, or its id."""
+    return printable(redaction.name(model.folder.resolve().name if is_folder(model.name) else model.name), 60)

@@ -75,7 +75,7 @@ def run(options: ObserveOptions, file: Path | None, *, as_issue: bool) -> str:
             with refused_in_words(file), written_bytes(file, is_new=True) as out:
                 bundle.pack(folder, {**WHAT, **_about_pods(folder)}, left_out, out)
         said = f"{file}: {file.stat().st_size / 2**20:.1f} MiB; diagnose it with: diag doctor {file}" if file else ""
-    missing = [f"left out: {each}" for each in left_out] if file else []
+    missing = [f"left out: {what}" for what in left_out] if file else []
     return "\n".join(filter(None, [text.rstrip(), said, *missing]))
 
 
@@ -85,15 +85,19 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
     contract, incidents = site(options.incidents, options.contract)
     with tempfile.TemporaryDirectory(prefix="diag-") as place:
         folder, left_out = Path(place) / "bundle", list[str]()
-        pods = _find(options) if options.kind == "pods" else None
         if options.kind == "recording":
             _copy(Path(options.targets[0]), folder)
             shown_as = options.targets[0]
-        else:
+        elif options.kind == "pods":
+            from diag.sources.kubernetes.servers import find
+
+            pods = find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
             record_servers(options, folder, pods)
-            shown_as = pods.shown if pods else shown_targets(options.targets)
-        if pods:
+            shown_as = pods.shown
             left_out += [*_NOT_IN_PODS, *_write_pods(pods, folder)]
+        else:
+            record_servers(options, folder)
+            shown_as = shown_targets(options.targets)
         has_pods = any(_about_pods(folder))
         if not has_pods:
             left_out.append(_NOT_HERE)
@@ -107,23 +111,17 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
         if options.kind == "servers":
             report = report._replace(roll_calls=tuple(doctor.roll_calls(report, options.targets)))
             left_out += [f"stacks of {call.server}: {call.conclusion}" for call in report.roll_calls if call.unread]
-        elif pods:
+        elif options.kind == "pods":
             command = f"diag doctor --k8s {shlex.quote(options.k8s)} --stacks"
             left_out.append(f"stacks: {command} prints the command that reads them in each pod")
         else:
             left_out.append("stacks: a recording has none")
         if not (folder / HOST).exists():
-            facts = _host(launch) if options.kind == "servers" else {}  # a recording may be of another host
-            _write_json(facts, folder / HOST)
+            # a recording may be of another host
+            _write_json(_host(launch) if options.kind == "servers" else {}, folder / HOST)
         _write(report_json.render(report), folder / "doctor.json")
         _write(html.render(report), folder / "report.html")
         yield folder, report, launch, left_out
-
-
-def _find(options: ObserveOptions) -> "ServersOfNamespace":
-    from diag.sources.kubernetes.servers import find
-
-    return find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
 
 
 def _write_pods(pods: "ServersOfNamespace", folder: Path) -> Iterator[str]:
@@ -145,8 +143,8 @@ def _write_pods(pods: "ServersOfNamespace", folder: Path) -> Iterator[str]:
 def _about_pods(folder: Path) -> dict[str, str]:
     """Return the files about pods, each with its description."""
     files = sorted(path.name for path in folder.glob(f"{POD}*"))
-    found = {name: next((end for end in OF_A_POD if name.endswith(end)), "") for name in files}
-    return {name: OF_A_POD[end] for name, end in found.items() if end}
+    kinds = {name: next((end for end in OF_A_POD if name.endswith(end)), "") for name in files}
+    return {name: OF_A_POD[end] for name, end in kinds.items() if end}
 
 
 def _copy(source: Path, folder: Path) -> None:
@@ -154,14 +152,16 @@ def _copy(source: Path, folder: Path) -> None:
     folder.mkdir()
     with bundle.unpacked(source) as recording:
         place = recording if recording.is_dir() else recording.parent
-        for name in filter(lambda name: (place / name).is_file(), logs.PAGES):
-            shutil.copyfile(place / name, folder / name)
+        for name in logs.PAGES:
+            if (place / name).is_file():
+                shutil.copyfile(place / name, folder / name)
         about = reader.read_about(place)[0].removesuffix("\n").split("\n")
         _write("".join(f"{_without_secrets(line)}\n" for line in about), folder / reader.ABOUT)
         if (place / HOST).is_file():
             _write_json(_read_host(place / HOST), folder / HOST)
-        for name in filter(lambda name: (place / name).is_file(), (reader.LOG, *_about_pods(place))):
-            _write_log(place / name, folder / name)
+        for name in (reader.LOG, *_about_pods(place)):
+            if (place / name).is_file():
+                _write_log(place / name, folder / name)
 
 
 def _read_host(file: Path) -> dict[str, str]:
@@ -170,8 +170,8 @@ def _read_host(file: Path) -> dict[str, str]:
         facts = read_json(file, MOST_HOST_BYTES)
     except (OSError, ValueError):
         return {}
-    known = facts.items() if isinstance(facts, dict) else ()
-    return {hidden(name): hidden(str(fact)) for name, fact in known if fact is not None}
+    rows = facts.items() if isinstance(facts, dict) else ()
+    return {hidden(name): hidden(str(fact)) for name, fact in rows if fact is not None}
 
 
 def _without_secrets(line: str) -> str:
@@ -183,8 +183,8 @@ def _without_secrets(line: str) -> str:
 
 
 def _write_log(log: Path, to: Path) -> None:
-    (found,) = logs.read_logs([str(log)])
-    _write_ends(found.first, found.last, to)
+    (ends,) = logs.read_logs([str(log)])
+    _write_ends(ends.first, ends.last, to)
 
 
 def _write_ends(first: bytes, last: bytes, to: Path) -> None:

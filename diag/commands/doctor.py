@@ -12,7 +12,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import instance_name
-from diag.diagnosis.report import Report, Snapshot
+from diag.diagnosis.report import Report
 from diag.diagnosis.roll_call import APART, RollCall, roll_call
 from diag.diagnosis.vitals import vitals
 from diag.http.address import is_here, parse
@@ -48,16 +48,6 @@ def run(
     """
     if with_stacks and options.kind not in ("servers", "pods"):
         raise BadUsage("--stacks reads the processes of a server on this host")
-    report = _compared(options, baseline, only_suspects=only_suspects, with_vitals=with_vitals, why=why)
-    if not with_stacks:
-        return report
-    calls = stacks_in_pods(report) if options.k8s else roll_calls(report, options.targets)
-    return report._replace(roll_calls=tuple(calls))
-
-
-def _compared(
-    options: ObserveOptions, baseline: Path | None, *, only_suspects: bool, with_vitals: bool, why: str
-) -> Report:
     contract, incidents = site(options.incidents, options.contract)
     if why and why not in {incident.id for incident in incidents}:
         raise BadUsage(f"there is no incident '{printable(why, 40)}': diag incidents lists them")
@@ -66,25 +56,23 @@ def _compared(
         from diag.normal.baseline import read
         from diag.normal.comparison import by_baseline
 
-        known = read(file)  # an error in it is reported before servers are scraped
-    snapshot = look(options, contract, incidents, only_suspects=only_suspects)
-    report = _with_vitals(snapshot) if with_vitals else snapshot.report
+        normal = read(file)  # an error in it is reported before servers are scraped
+    report, queries, running = look(options, contract, incidents, only_suspects=only_suspects)
+    if with_vitals and not report.observed.endings and not is_fleet(report):
+        report = report._replace(vitals=vitals(queries, running))
     if file:
-        return report._replace(normality=by_baseline(snapshot.queries, known, str(file)))
-    diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
-    unhealthy = list(dict.fromkeys(instance_name(diagnosis.subject) for diagnosis in diagnoses))
-    if not unhealthy or report.observed.endings or len(report.observed.servers) < 2:
-        return report
-    from diag.normal.comparison import by_peers
+        report = report._replace(normality=by_baseline(queries, normal, str(file)))
+    else:
+        diagnoses = (finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info")
+        unhealthy = list(dict.fromkeys(instance_name(diagnosis.subject) for diagnosis in diagnoses))
+        if unhealthy and not report.observed.endings and len(report.observed.servers) > 1:
+            from diag.normal.comparison import by_peers
 
-    return report._replace(normality=by_peers(snapshot.queries, unhealthy[:MOST_COMPARED]))
-
-
-def _with_vitals(snapshot: Snapshot) -> Report:
-    report = snapshot.report
-    if report.observed.endings or is_fleet(report):
-        return report
-    return report._replace(vitals=vitals(snapshot.queries, snapshot.running))
+            report = report._replace(normality=by_peers(queries, unhealthy[:MOST_COMPARED]))
+    if with_stacks:
+        calls = stacks_in_pods(report) if options.k8s else roll_calls(report, options.targets)
+        report = report._replace(roll_calls=tuple(calls))
+    return report
 
 
 def roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
@@ -104,9 +92,9 @@ def roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
         if any(stack.frames for stack in dumps[0]):
             time.sleep(APART)
             dumps.append(stacks.take(owners))
-        states = {each.state for each in report.progress if instance_name(each.subject) == address.instance}
-        found = roll_call(address.instance, dumps, works=states == {"busy"})
-        yield found._replace(conclusion=f"{problem[0].upper()}{problem[1:]}.") if problem else found
+        states = {progress.state for progress in report.progress if instance_name(progress.subject) == address.instance}
+        call = roll_call(address.instance, dumps, works=states == {"busy"})
+        yield call._replace(conclusion=f"{problem[0].upper()}{problem[1:]}.") if problem else call
 
 
 def stacks_in_pods(report: Report) -> Iterator[RollCall]:

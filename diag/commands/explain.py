@@ -105,30 +105,27 @@ def _found_by_text(text: str, incidents: Sequence[Incident], contract: Contract,
     for incident in incidents:
         if bare in (alert_name(incident.id), incident.title):
             return runbook(incident, incidents, contract, rule_set(incidents, contract))
-    known = known_failure([bare], "", "")
-    if known is not None and known.basis != "by its place":
-        return (
-            f"# {known.id}\n\n{known.means}\n\n**Do:** {known.do}\n\nHow sure: {known.basis}. Source: {known.source}\n"
-        )
+    failure = known_failure([bare], "", "")
+    if failure is not None and failure.basis != "by its place":
+        sure = f"How sure: {failure.basis}. Source: {failure.source}\n"
+        return f"# {failure.id}\n\n{failure.means}\n\n**Do:** {failure.do}\n\n{sure}"
     if METRIC.fullmatch(bare) and (page := _metric_page(bare, incidents, contract, signals)):
         return page
     event = recognise(bare, "ERROR")
-    shown = [
+    matching = [
         incident
         for incident in incidents
         if event is not None
-        and any(re.search(rf'"{event.name}\b', expanded(each.signal.promql)) for each in incident.symptoms)
+        and any(re.search(rf'"{event.name}\b', expanded(row.signal.promql)) for row in incident.symptoms)
     ]
-    if len(shown) == 1:
-        return runbook(shown[0], incidents, contract, rule_set(incidents, contract))
+    if len(matching) == 1:
+        return runbook(matching[0], incidents, contract, rule_set(incidents, contract))
     word = re.compile(rf"(?<![\w-]){re.escape(bare)}(?![\w-])")
-    kinds = [
-        each for each in table() if len(bare) >= SHORTEST and word.search(f"{each.means} {each.do} {each.example}")
-    ]
+    kinds = [row for row in table() if len(bare) >= SHORTEST and word.search(f"{row.means} {row.do} {row.example}")]
     if not kinds:
         return ""
-    kinds.sort(key=lambda each: each.has_context)  # first what the text alone tells
-    lines = [f"- **{each.id}**: {PLACE.sub('...', f'{each.means}{DO}{each.do}')}" for each in kinds[:MOST_KINDS]]
+    kinds.sort(key=lambda row: row.has_context)  # first what the text alone tells
+    lines = [f"- **{row.id}**: {PLACE.sub('...', f'{row.means}{DO}{row.do}')}" for row in kinds[:MOST_KINDS]]
     more = f"\n\nand {len(kinds) - MOST_KINDS} more (docs/failures.md)" if len(kinds) > MOST_KINDS else ""
     return f"# {bare}\n\nNamed in {plural(len(kinds), 'kind')} of failure:\n\n" + "\n".join(lines) + more + "\n"
 
@@ -146,15 +143,15 @@ def _metric_page(name: str, incidents: Sequence[Incident], contract: Contract, s
     users = [
         incident.id
         for incident in incidents
-        if any(series.search(expanded(each.signal.promql)) for each in incident.every_condition)
+        if any(series.search(expanded(condition.signal.promql)) for condition in incident.every_condition)
     ]
     if len(readers) == 1 and not users:
         return signal_page(next(iter(readers.values())), incidents, contract)
     lines = [f"- incident {name}" for name in sorted(users)] + [f"- signal {name}" for name in sorted(readers)]
-    known = metrics().get(SUFFIX.sub("", full))
-    of = f"A metric of vLLM {known[0]} to {known[1]}. " if known else ""
+    releases = metrics().get(SUFFIX.sub("", full))
+    of = f"A metric of vLLM {releases[0]} to {releases[1]}. " if releases else ""
     if not lines:
-        return f"# {full}\n\n{of}No incident of diag reads it.\n" if known else ""
+        return f"# {full}\n\n{of}No incident of diag reads it.\n" if releases else ""
     return f"# {full}\n\n{of}Read by:\n\n" + "\n".join(lines) + "\n"
 
 

@@ -224,17 +224,6 @@ def run(options: ExporterOptions) -> None:
 # -- diag replay -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ReplayOptions:
-    """Options of the command line; `log` is the file to write the recorded log to as time passes."""
-
-    recording: Path
-    listen: str
-    speed: float
-    log: Path | None
-    at_end: Literal["again", "hold", "exit"]
-
-
 class ReplayedServer:
     """Answers as vLLM does (the protocol `Responder` of the HTTP server)."""
 
@@ -260,24 +249,26 @@ class ReplayedServer:
         return serve.Answer(404, f"diag replay has {listed(['/metrics', '/health', *self._documents])}\n".encode())
 
 
-def replay(options: ReplayOptions) -> None:
-    """Serve a recording until Ctrl-C, or until it ends if `at_end` is "exit"."""
+def replay(
+    recording: Path, listen: str, speed: float, log_file: Path | None, at_end: Literal["again", "hold", "exit"]
+) -> None:
+    """Serve a recording until Ctrl-C, or until it ends if `at_end` is "exit"; write its log to `log_file` meanwhile."""
     from diag.log.parse_line import TimedLine, read_timed_lines
     from diag.sources.recording.reader import Replay, read_pages, restamped
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    recorded = read_pages(options.recording)
-    begin, again = time.time(), options.at_end == "again"
-    replays = {name: Replay(pages, begin, options.speed, again) for name, pages in recorded.scrapes.items()}
+    recorded = read_pages(recording)
+    begin, again = time.time(), at_end == "again"
+    replays = {name: Replay(pages, begin, speed, again) for name, pages in recorded.scrapes.items()}
     first = next(iter(replays.values()))
-    host, first_port = serve.parse(options.listen)
+    host, first_port = serve.parse(listen)
     with ExitStack() as serving:
         file, lines = None, deque[TimedLine]()
-        if options.log:
+        if log_file:
             if not recorded.log.is_file():
-                raise BadUsage(f"{options.recording} has no {recorded.log.name}: leave out --log")
-            serving.enter_context(refused_in_words(options.log))
-            file = serving.enter_context(options.log.open("a", encoding="utf-8"))
+                raise BadUsage(f"{recording} has no {recorded.log.name}: leave out --log")
+            serving.enter_context(refused_in_words(log_file))
+            file = serving.enter_context(log_file.open("a", encoding="utf-8"))
             lines.extend(read_timed_lines(recorded.log, recorded.log_zone, first.first))
         for port, (name, replayed) in enumerate(replays.items(), first_port):
             responder = ReplayedServer(replayed, recorded.facts[name])
@@ -285,7 +276,7 @@ def replay(options: ReplayOptions) -> None:
             threading.Thread(target=listener.serve_forever, daemon=True).start()
             serving.callback(listener.shutdown)
             replay_log.info("%s is replayed at http://%s:%d/metrics", printable(name), host, port)
-        end = max(replayed.end for replayed in replays.values()) if options.at_end == "exit" else math.inf
+        end = max(replayed.end for replayed in replays.values()) if at_end == "exit" else math.inf
         while time.time() < end:
             while file and lines and first.moment(lines[0].at) <= time.time():  # the log is not repeated
                 line = lines.popleft()

@@ -65,7 +65,7 @@ def scraping(contract: Contract, incidents: Sequence[Incident] = ()) -> Scraping
     def is_dead(observation: Observation) -> bool:
         """Return True if an incident explains the refused scrapes: what else does the log, the processes decide."""
         findings = judge_observation(observation, contract, incidents).report.present if incidents else ()
-        return any(found.diagnosis.ongoing and found.diagnosis.incident.id in DECISIVE for found in findings)
+        return any(finding.diagnosis.ongoing and finding.diagnosis.incident.id in DECISIVE for finding in findings)
 
     return Scraping(bar, may_be_stuck, is_dead)
 
@@ -80,7 +80,7 @@ def look(
 ) -> Snapshot:
     """Diagnose the servers of any source; `only_suspects` is for fleets (`diag.diagnosis.fleet.judge`)."""
     if options.kind == "log":
-        snapshots = [judge_observation(each, contract, incidents) for each in read_logs(options)]
+        snapshots = [judge_observation(observation, contract, incidents) for observation in read_logs(options)]
         return snapshots[0]._replace(report=merge_log_reports([snapshot.report for snapshot in snapshots]))
     opened = open_source(options, scraping(contract, incidents), contract, incidents)
     if isinstance(opened, Observation):

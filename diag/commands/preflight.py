@@ -4,17 +4,18 @@ import os
 import re
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from diag import promql
 from diag.commands import budget
-from diag.commands.budget import BudgetOptions
 from diag.commands.lint import gpu_samples, ignored_rules, judge, judge_all
 from diag.commands.observe import ObserveOptions, site
+from diag.commands.options import BudgetOptions, PreflightOptions
 from diag.core.errors import BadContract, BadUsage, Unreachable
 from diag.core.files import exists, expanded
 from diag.core.formatting import plural
@@ -25,12 +26,11 @@ from diag.lint.judge import ASSUMED
 from diag.lint.rule import LintReport, is_open
 from diag.lint.rules import RULES
 from diag.preflight import machine
-from diag.preflight.check import Ask, GpuSamples, PreflightFacts
+from diag.preflight.check import Ask, PreflightFacts
 from diag.preflight.checks import CHECKS, STATUS, Preflight, preflight
 from diag.preflight.machine import Machine, Wheel
-from diag.ramp import kept
 from diag.report import preflight as text
-from diag.sources import source
+from diag.sources import kept_ramp, source
 from diag.sources.source import Scraping
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -48,68 +48,56 @@ _PROGRAM = re.compile(r"vllm|python[\d.]*")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
-@dataclass(frozen=True)
-class PreflightOptions:
-    """Options of the command line; "" if not given."""
-
-    target: str
-    vllm_version: str = ""
-    vllm_python: str = ""
-    launch: str = ""
-    gpu: str = ""
-    prometheus: str = ""
-    alertmanager: str = ""
-    ramp: str = ""
-    bench: bool = False
-    contract: Path | None = None
-
-
-def run(options: PreflightOptions) -> Preflight:
+def run(options: PreflightOptions, contract_file: Path | None = None) -> Preflight:
     """Return the results; BadUsage for a target that is no launch, Unreachable for a server that does not answer."""
-    contract, incidents = site(None, options.contract)
+    contract, incidents = site(None, contract_file)
     for name in contract.preflight.ignore:
         if name not in CHECKS and name not in RULES:
             problem = f"[preflight.ignore] no check is called '{name}' (docs/preflight.md lists them)"
             raise BadContract(f"{contract.origin}: {problem}")
     file, url = options.ramp or contract.preflight.ramp, options.alertmanager
-    known = PreflightFacts(
+    facts = PreflightFacts(
         contract=contract,
         incidents=incidents,
         version=options.vllm_version or versions()[-1],
         prometheus=_prometheus(options.prometheus) if options.prometheus else None,
         alertmanager=partial(Alertmanager(url, os.environ).get, seconds=_SECONDS) if url else None,
-        ramp=kept.read(Path(file)) if file else None,
+        ramp=kept_ramp.read(Path(file)) if file else None,
         bench=options.bench,
     )
     is_url = options.target.startswith(("http://", "https://"))
-    facts = _of_server(known, options) if is_url else _of_launch(known, options, options.target)
+    facts = _of_server(facts, options) if is_url else _of_launch(facts, options)
     named = redaction.name(facts.command.model) if facts.command else ""
     return preflight(facts, named or (parse(options.target).shown if is_url else "the launch"))
 
 
-def print_report(found: Preflight, form: Literal["terminal", "json", "markdown"], verbose: bool) -> int:
+def print_report(results: Preflight, form: Literal["terminal", "json", "markdown"], verbose: bool) -> int:
     """Print the results; return the exit status."""
-    shown = {"json": text.render_json, "markdown": text.render_markdown}.get(form)
-    sys.stdout.write(shown(found) if shown else text.render(found, verbose=verbose))
-    return STATUS[found.answer]
+    render = {"json": text.render_json, "markdown": text.render_markdown}.get(form)
+    sys.stdout.write(render(results) if render else text.render(results, verbose=verbose))
+    return STATUS[results.answer]
 
 
 # -- a launch ----------------------------------------------------------------------------------------------------------
 
 
-def _of_launch(known: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:
+def _of_launch(facts: PreflightFacts, options: PreflightOptions) -> PreflightFacts:
+    launch = options.target
     command = read(launch)
     python = options.vllm_python or interpreter()
     beside = python or _python_of(command)
     wheel = machine.wheel(beside) if beside and not command.elsewhere else Wheel()
     wanted = options.vllm_version or ("" if command.image else wheel.vllm)
-    share = known.contract.preflight.gpu_memory_share
-    ignored = ignored_rules((), known.contract)
+    share = facts.contract.preflight.gpu_memory_share
+    ignored = ignored_rules((), facts.contract)
     lint = _together(judge_all(launch, wanted, ignored=ignored, gpu=options.gpu, tenant_share=share, ask=False))
     command = read(launch, version=lint.version)
-    gpus, no_gpus = _local_gpus(command)
+    gpus: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+    samples, no_gpus = gpu_samples(command)
+    for family, labels, value in samples:
+        gpus[family].append((dict(zip(families()[family].labels, labels, strict=True)), value))
     facts = replace(
-        known,
+        facts,
         version=lint.version,
         command=command,
         lint=lint,
@@ -126,27 +114,27 @@ def _of_launch(known: PreflightFacts, options: PreflightOptions, launch: str) ->
 def _together(reports: Sequence[LintReport]) -> LintReport:
     """Return the report on the first server with the errors and warnings of the others, which start beside it."""
     first, *others = reports
-    found = [
+    if not others:
+        return first
+    findings = [
         replace(finding, message=f"{report.place or f'line {report.line}'}: {finding.message}")
         for report in others
         for finding in report.findings
         if finding.severity != "info"
     ]
-    if not others:
-        return first
     note = f"the memory and the host of {plural(len(others), 'more server')}: give them one by one"
-    return replace(first, findings=(*first.findings, *found), not_checked=(note, *first.not_checked))
+    return replace(first, findings=(*first.findings, *findings), not_checked=(note, *first.not_checked))
 
 
 def _with_ledger(facts: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:
     try:
         gpu = options.gpu or ("cpu" if facts.on_cpu else "")
         is_assumed = facts.lint is not None and facts.lint.version_source == ASSUMED
-        found = budget.estimate(BudgetOptions(launch, gpu=gpu, version="" if is_assumed else facts.version))
+        estimate = budget.estimate(BudgetOptions(launch, gpu=gpu, version="" if is_assumed else facts.version))
     except (BadUsage, OSError) as error:
         return replace(facts, no_ledger=hidden(str(error)))
-    fitting = tuple(f"{flag} {value}" for flag, value in found.suggestions)
-    return replace(facts, ledger=found.ledger, fitting=fitting)
+    fitting = tuple(f"{flag} {value}" for flag, value in estimate.suggestions)
+    return replace(facts, ledger=estimate.ledger, fitting=fitting)
 
 
 def _with_weights(facts: PreflightFacts) -> PreflightFacts:
@@ -175,37 +163,30 @@ def _with_weights(facts: PreflightFacts) -> PreflightFacts:
 def _python_of(command: Command) -> str:
     """Return the Python that the command starts, or the one beside its `vllm`; "" if it is not found."""
     programs = (word for word in command.words[: command.arguments] if _PROGRAM.fullmatch(Path(word).name))
-    found = shutil.which(expanded(next(programs, "")))
-    if not found or Path(found).name != "vllm":
-        return found or ""
-    beside = Path(found).with_name("python")
+    program = shutil.which(expanded(next(programs, "")))
+    if not program or Path(program).name != "vllm":
+        return program or ""
+    beside = Path(program).with_name("python")
     return str(beside) if beside.exists() else ""
-
-
-def _local_gpus(command: Command) -> tuple[GpuSamples, str]:
-    """Return the GPUs of this host that the launch may use, by family and with named labels, and why there are none."""
-    samples, problem = gpu_samples(command)
-    found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for family, labels, value in samples:
-        found.setdefault(family, []).append((dict(zip(families()[family].labels, labels, strict=True)), value))
-    return found, problem
 
 
 # -- a server that runs ------------------------------------------------------------------------------------------------
 
 
-def _of_server(known: PreflightFacts, options: PreflightOptions) -> PreflightFacts:
+def _of_server(facts: PreflightFacts, options: PreflightOptions) -> PreflightFacts:
     observed = source.observe(ObserveOptions([options.target], duration=0.0, launch=options.launch), Scraping())
     name = observed.instances[0]
     launch, address = options.launch or observed.launch.get(name, ""), parse(options.target)
     gpus: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for family in (each for each in families() if each.startswith("diag_gpu_") and each in observed.samples.names):
+    for family in families():
+        if not family.startswith("diag_gpu_") or family not in observed.samples.names:
+            continue
         vector = promql.evaluate(family, observed.samples, observed.instants[-1:])
         rows = zip(vector.labels, vector.values, vector.present, strict=True)
         gpus[family] = [(dict(labels), float(row[0])) for labels, row, there in rows if there[0]]
     facts = replace(
-        known,
-        version=options.vllm_version or observed.versions.get(name, "").partition("+")[0] or known.version,
+        facts,
+        version=options.vllm_version or observed.versions.get(name, "").partition("+")[0] or facts.version,
         machine=Machine() if is_here(address) else None,
         elsewhere="the server runs on another host: run diag preflight there",
         gpus=gpus,
@@ -215,7 +196,7 @@ def _of_server(known: PreflightFacts, options: PreflightOptions) -> PreflightFac
     )
     if not launch:
         return facts
-    ignored, foreign = ignored_rules((), known.contract), facts.machine is None
+    ignored, foreign = ignored_rules((), facts.contract), facts.machine is None
     lint = judge(launch, facts.version, ignored=ignored, foreign=foreign, ask=False)
     # no file of this host is opened for the command of another one
     command = parse_launch(launch, lint.version) if foreign else read(launch, version=lint.version)

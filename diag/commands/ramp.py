@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from diag.commands.doctor import Format
 from diag.commands.observe import ObserveOptions, observe, running_of, site
+from diag.commands.options import RampOptions
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.files import discard_output, exists, refused_in_words, written_whole
@@ -22,16 +23,18 @@ from diag.core.subjects import instance_name
 from diag.diagnosis.configuration import configurations
 from diag.diagnosis.query_cache import QueryCache
 from diag.http.address import PAGE, from_environment, parse
-from diag.ramp import kept, results
+from diag.ramp import results
 from diag.ramp.analysis import Circumstances, MeasuredOn, Ramp, conclude
 from diag.ramp.comparison import RampComparison, compare, trend
-from diag.ramp.kept import RampResult
 from diag.ramp.plan import Limits, RequestLengths, own_traffic, request_lengths
+from diag.ramp.results import Offer
 from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environment
-from diag.ramp.step import Offer, measure, step_from_client
+from diag.ramp.step import measure, step_from_client
 from diag.report import ramp as text
 from diag.report import ramps as kept_text
 from diag.report.terminal import StepsBar, steps_bar
+from diag.sources import kept_ramp
+from diag.sources.kept_ramp import RampResult
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundScraper, Scraper
 from diag.sources.observation import Observation
 from diag.sources.source import scrape_plan, shown_targets
@@ -49,34 +52,15 @@ MOST_FILES = 200
 """Results in one table."""
 
 
-@dataclass(frozen=True)
-class RampOptions:
-    """Options of the command line, "" or None if not given; times in seconds, lengths in tokens."""
-
-    observe: ObserveOptions
-    python: str = ""
-    attach: bool = False
-    results: Sequence[Path] = ()
-    model: str = ""
-    tokenizer: str = ""
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    step_seconds: float = 30.0
-    first: int = 1
-    most: int = 1024
-    rates: int = 2
-    yes: bool = False
-
-
-def run(options: RampOptions) -> Ramp:
+def run(options: RampOptions, observed: ObserveOptions) -> Ramp:
     """Return the analysed ramp; BadUsage if it cannot begin, Unreachable if no server responds."""
-    contract, _ = site(None, options.observe.contract)
+    contract, _ = site(None, observed.contract)
     limits = Limits(contract, options.step_seconds, options.most, options.rates)
     if options.results:
-        return _analyse_results(options, limits)
-    if options.attach or exists(options.observe.targets[0]):
-        return _analyse_traffic(options, limits)
-    return _generate_load(options, limits)
+        return _analyse_results(options, observed, limits)
+    if options.attach or exists(observed.targets[0]):
+        return _analyse_traffic(options, observed, limits)
+    return _generate_load(options, observed, limits)
 
 
 def exit_code(ramp: Ramp) -> int:
@@ -92,33 +76,33 @@ def print_report(ramp: Ramp, form: Format, earlier: RampResult | None = None) ->
 
     The report goes to standard error if the same Ctrl-C that ended the ramp has ended the reader of the pipe.
     """
-    found = _against(ramp, earlier)
+    comparison = _against(ramp, earlier)
     if form == "json":
-        shown = text.render_json(ramp, {"against": kept_text.comparison_document(found)} if found else {})
+        page = text.render_json(ramp, {"against": kept_text.comparison_document(comparison)} if comparison else {})
     else:
         plain = form == "terminal"
-        shown = text.render(ramp) if plain else text.render_markdown(ramp)
-        if found:
-            shown += "\n" + (kept_text.render(found) if plain else kept_text.render_markdown(found))
+        page = text.render(ramp) if plain else text.render_markdown(ramp)
+        if comparison:
+            page += "\n" + (kept_text.render(comparison) if plain else kept_text.render_markdown(comparison))
     try:
-        sys.stdout.write(shown)
+        sys.stdout.write(page)
         sys.stdout.flush()
     except BrokenPipeError:
         if ramp.stopped != STOPPED_BY_USER:
             raise
         discard_output()
         with suppress(OSError):
-            sys.stderr.write(shown)
-    return 1 if found and found.verdict == "worse" else exit_code(ramp)
+            sys.stderr.write(page)
+    return 1 if comparison and comparison.verdict == "worse" else exit_code(ramp)
 
 
 def _against(ramp: Ramp, earlier: RampResult | None) -> RampComparison | None:
-    return compare(earlier, kept.parse(text.document(ramp), "this ramp", time.time())) if earlier else None
+    return compare(earlier, kept_ramp.parse(text.document(ramp), "this ramp", time.time())) if earlier else None
 
 
 def read_earlier(file: Path | None) -> RampResult | None:
     """Read the result that a ramp is compared with, before any load is generated; BadUsage if it is none."""
-    return kept.read(file) if file else None
+    return kept_ramp.read(file) if file else None
 
 
 def are_kept(targets: Sequence[str]) -> bool:
@@ -130,11 +114,11 @@ def print_kept(files: Sequence[str], earlier: RampResult | None, form: Format) -
     """Print the trend of finished ramps, or the comparison of one with an earlier one; return the exit status."""
     if len(files) > MOST_FILES:
         raise BadUsage(f"{len(files):,} results are given: at most {MOST_FILES} are compared")
-    ramps = [kept.read(Path(file)) for file in files]
+    ramps = [kept_ramp.read(Path(file)) for file in files]
     if earlier is None:
-        found = trend(ramps)
+        line_up = trend(ramps)
         forms = {"terminal": kept_text.render_trend, "markdown": kept_text.render_trend_markdown}
-        sys.stdout.write(kept_text.render_json(None, found) if form == "json" else forms[form](found))
+        sys.stdout.write(kept_text.render_json(None, line_up) if form == "json" else forms[form](line_up))
         return 0
     if len(ramps) != 1:
         raise BadUsage("--against compares one result: give one TARGET, or leave --against out for a table of them all")
@@ -150,67 +134,68 @@ def print_kept(files: Sequence[str], earlier: RampResult | None, form: Format) -
 def write_html(ramp: Ramp, file: Path, earlier: RampResult | None) -> None:
     """Write a ramp as an HTML page; BadUsage if the file cannot be written."""
     with refused_in_words(file), written_whole(file) as out:
-        found = _against(ramp, earlier)
-        out.write(text.render_html(ramp, kept_text.summary(found) if found else ()))
+        comparison = _against(ramp, earlier)
+        out.write(text.render_html(ramp, kept_text.summary(comparison) if comparison else ()))
 
 
 # -- the load of another tool ------------------------------------------------------------------------------------------
 
 
-def _analyse_results(options: RampOptions, limits: Limits) -> Ramp:
+def _analyse_results(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
     """Analyse each result as a step, with the samples of a recording of the same time if there is one."""
-    found, target = results.read(options.results), options.observe.targets
-    seen = None
-    if target:
-        if not exists(target[0]):
+    files, recording = options.results or [], None
+    measured = results.read(files)
+    if observed.targets:
+        if not exists(observed.targets[0]):
             raise BadUsage("with --results, TARGET is a recording that was made meanwhile, or is left out")
-        seen = observe(options.observe, limits.contract)
+        recording = observe(observed, limits.contract)
     steps = []
-    for offer, client in found:
-        step = measure(offer, between(seen, client.start, client.end), limits.contract, client) if seen else None
+    for offer, client in measured:
+        scraped = between(recording, client.start, client.end)
+        step = measure(offer, scraped, limits.contract, client)
         steps.append(step or step_from_client(offer, client, limits.contract))
     limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
-    if seen:
-        return conclude(steps, limits, _circumstances(options, seen, limits.contract, "a load tool"))
-    names = ", ".join(printable(path.name, 60) for path in options.results)
+    if recording:
+        return conclude(steps, limits, _circumstances(options, recording, limits.contract, "a load tool"))
+    names = ", ".join(printable(path.name, 60) for path in files)
     note = "what binds is not known: no metrics of the server; give a recording as TARGET"
-    measured_on = MeasuredOn(at=max((client.end for _, client in found), default=0.0), load_by="a load tool")
+    measured_on = MeasuredOn(at=max((client.end for _, client in measured), default=0.0), load_by="a load tool")
     return conclude(steps, limits, Circumstances(names, options.model, notes=(note,), measured_on=measured_on))
 
 
-def _analyse_traffic(options: RampOptions, limits: Limits) -> Ramp:
+def _analyse_traffic(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
     """Analyse existing traffic, cut into steps of equal length."""
-    seen = observe(options.observe, limits.contract)
-    if len(seen.instances) != 1:
-        raise BadUsage(f"{printable(seen.target)} has {len(seen.instances)} servers: a ramp is of one")
-    start, end = (float(seen.instants[at]) / 1000 for at in (0, -1))
-    shortest = max(limits.seconds, SCRAPES * seen.interval)
+    traffic = observe(observed, limits.contract)
+    if len(traffic.instances) != 1:
+        raise BadUsage(f"{printable(traffic.target)} has {len(traffic.instances)} servers: a ramp is of one")
+    start, end = (float(traffic.instants[at]) / 1000 for at in (0, -1))
+    shortest = max(limits.seconds, SCRAPES * traffic.interval)
     parts = max(1, math.floor((end - start) / shortest))
     measured = (
-        measure(Offer(), between(seen, begin, begin + (end - start) / parts), limits.contract, None)
+        measure(Offer(), between(traffic, begin, begin + (end - start) / parts), limits.contract, None)
         for begin in np.linspace(start, end, parts + 1)[:-1]
     )
     steps = [step for step in measured if step]
-    known = _circumstances(options, seen, limits.contract, "other clients")
-    return conclude(steps, limits, known._replace(attached=True))
+    circumstances = _circumstances(options, traffic, limits.contract, "other clients")
+    return conclude(steps, limits, circumstances._replace(attached=True))
 
 
-def _circumstances(options: RampOptions, seen: Observation, contract: Contract, load_by: str = "") -> Circumstances:
-    name = seen.instances[0]
-    queries = QueryCache(seen, contract)
+def _circumstances(options: RampOptions, observed: Observation, contract: Contract, load_by: str = "") -> Circumstances:
+    name = observed.instances[0]
+    queries = QueryCache(observed, contract)
     limits = {
         subject: float(row[-1])
         for subject, row in sorted(queries.ask(POWER_LIMITS, (), queries.whole).items())
         if instance_name(subject) == name and math.isfinite(row[-1])
     }
-    gpus = tuple(gpu.name for server in configurations(seen) if server.instance == name for gpu in server.gpus)
+    gpus = tuple(gpu.name for server in configurations(observed) if server.instance == name for gpu in server.gpus)
     return Circumstances(
-        target=seen.target,
-        model=options.model or seen.models.get(name, ""),
-        version=seen.versions.get(name, ""),
-        running={name: running_of(seen, name)},
+        target=observed.target,
+        model=options.model or observed.models.get(name, ""),
+        version=observed.versions.get(name, ""),
+        running={name: running_of(observed, name)},
         measured_on=MeasuredOn(
-            seen.launch.get(name, ""), gpus, float(seen.instants[-1]) / 1000, tuple(limits.values()), load_by
+            observed.launch.get(name, ""), gpus, float(observed.instants[-1]) / 1000, tuple(limits.values()), load_by
         ),
     )
 
@@ -218,52 +203,52 @@ def _circumstances(options: RampOptions, seen: Observation, contract: Contract, 
 # -- the load of diag --------------------------------------------------------------------------------------------------
 
 
-def _generate_load(options: RampOptions, limits: Limits) -> Ramp:
+def _generate_load(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
     """Put load on the server step by step, after the user has confirmed it."""
-    if len(options.observe.targets) != 1:
+    if len(observed.targets) != 1:
         raise BadUsage("a ramp is of one server: give one URL")
     if not options.python:
         raise BadUsage("name the Python that has vLLM with --vllm-python, or give --attach or --results")
-    observed = replace(options.observe, duration=UNTIL_STOPPED)
+    observed = replace(observed, duration=UNTIL_STOPPED)
     with steps_bar() as tick:
         plan = scrape_plan(observed, lambda share: None)
         with BackgroundScraper(Scraper(observed.targets, plan)).running() as watched:
-            seen = _observe_traffic(watched, tick)
-            traffic = own_traffic(seen, limits.contract)
-            lengths = request_lengths(seen, options.prompt_tokens, options.output_tokens)
-            known = _circumstances(options, seen, limits.contract)._replace(traffic=traffic, lengths=lengths)
-            generator = _generator(options, seen, known.model, lengths)
+            before = _observe_traffic(watched, tick)
+            traffic = own_traffic(before, limits.contract)
+            lengths = request_lengths(before, options.prompt_tokens, options.output_tokens)
+            circumstances = _circumstances(options, before, limits.contract)._replace(traffic=traffic, lengths=lengths)
+            generator = _generator(options, observed.targets[0], before, circumstances.model, lengths)
             if traffic and traffic.requests_per_second > 0:
                 rate = number(traffic.requests_per_second)
                 note = f"the server served {rate} requests/s of others when the ramp began: they are part of every step"
-                known = known._replace(notes=(note,))
+                circumstances = circumstances._replace(notes=(note,))
             tick.pause()
             if not options.yes:
-                _confirm(shown_targets(options.observe.targets), lengths, limits)
+                _confirm(shown_targets(observed.targets), lengths, limits)
             ramp = RampRun(generator, watched, limits, tick, options.first)
             ramp.run()
-    measured_on = known.measured_on._replace(at=time.time(), load_by=generator.name)
-    return conclude(ramp.steps, limits, known._replace(stopped=ramp.stopped, measured_on=measured_on))
+    measured_on = circumstances.measured_on._replace(at=time.time(), load_by=generator.name)
+    return conclude(ramp.steps, limits, circumstances._replace(stopped=ramp.stopped, measured_on=measured_on))
 
 
 def _observe_traffic(watched: BackgroundScraper, tick: StepsBar) -> Observation:
     """Observe the server before the first step; Unreachable if it has no metrics."""
     begun = time.monotonic()
     while (passed := time.monotonic() - begun) <= 3 * TRAFFIC:
-        seen = watched.seen()
-        if seen and passed >= TRAFFIC and len(seen.instants) > 2:
-            return seen
+        traffic = watched.seen()
+        if traffic and passed >= TRAFFIC and len(traffic.instants) > 2:
+            return traffic
         tick("watching the traffic that is there", passed / TRAFFIC)
         threading.Event().wait(0.2)
     raise Unreachable("the server answered no scrape within 30 s")
 
 
-def _generator(options: RampOptions, seen: Observation, model: str, lengths: RequestLengths) -> Generator:
+def _generator(options: RampOptions, url: str, before: Observation, model: str, lengths: RequestLengths) -> Generator:
     """Return `vllm bench serve` for the server; BadUsage for credentials that it cannot read from its environment."""
-    address, credentials = parse(options.observe.targets[0]), from_environment(os.environ)
+    address, credentials = parse(url), from_environment(os.environ)
     if set(credentials.headers) - {"Authorization"} or credentials.client_cert:
         raise BadUsage("vllm bench serve takes headers and certificates from its command line only: use a bearer token")
-    launch = seen.launch.get(seen.instances[0], "")
+    launch = before.launch.get(before.instances[0], "")
     started = command.read(launch) if launch else None
     named = (started.get("--tokenizer") or started.model) if started else ""
     model = model.partition(",")[0]

@@ -75,30 +75,29 @@ def save_baseline(options: ObserveOptions, file: Path | None, include_unhealthy:
     if live or not recordings:
         observations.append(replace(options, targets=live))
 
-    learnt, left_out, seen = [], [], []
+    learnt, left_out, names = [], [], []
     for observation in observations:
         report, queries, _ = look(observation, contract, incidents)
         unhealthy: dict[str, str] = {}
         if not include_unhealthy:
-            unhealthy = {instance_name(each.subject): each.why for each in report.not_judged if each.subject}
-            unhealthy |= {
-                instance_name(each.diagnosis.subject): f"possibly {each.diagnosis.incident.id}"
-                for each in report.health.suspects
+            unhealthy = {
+                instance_name(unjudged.subject): unjudged.why for unjudged in report.not_judged if unjudged.subject
             }
-            found = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
-            unhealthy |= {instance_name(each.subject): each.incident.id for each in reversed(found)}
+            suspects = [finding.diagnosis for finding in report.health.suspects]
+            unhealthy |= {instance_name(suspect.subject): f"possibly {suspect.incident.id}" for suspect in suspects}
+            present = [finding.diagnosis for finding in report.present if finding.diagnosis.severity != "info"]
+            unhealthy |= {instance_name(diagnosis.subject): diagnosis.incident.id for diagnosis in reversed(present)}
         left_out += [f"{name} is left out, because it was not healthy: {why}" for name, why in unhealthy.items()]
         learnt.append(learn(queries, unhealthy))
-        seen.append(report.observed.target)  # without credentials
+        names.append(printable(report.observed.target))  # without credentials
     new = merged(normal for baseline in learnt for normal in baseline)
     if not any(normal.rows or normal.starts for normal in new):
         if left_out:
             raise BadUsage(
                 f"{'; '.join(map(printable, left_out[:3]))}. To learn from it all the same, add --include-unhealthy"
             )
-        targets = listed([printable(target) for target in seen])
         why = "no request was running, or too few scrapes were answered"
-        raise BadUsage(f"{targets}: {why}: there is nothing to learn; observe it under load, and for longer")
+        raise BadUsage(f"{listed(names)}: {why}: there is nothing to learn; observe it under load, and for longer")
     return "\n".join([*left_out, _summary(goal, new, save(goal, new))])
 
 
@@ -107,13 +106,13 @@ def compare_baselines(old: Path, new: Path) -> tuple[str, int]:
     from diag.normal.baseline import read
     from diag.normal.comparison import between
 
-    found = between(read(old), read(new), str(old))
-    moved = [reading for reading in found.readings if reading.notable]
-    usual = listed(list(dict.fromkeys(each.measure for each in found.readings if not each.notable)), most=8)
+    compared = between(read(old), read(new), str(old))
+    moved = [reading for reading in compared.readings if reading.notable]
+    unmoved = dict.fromkeys(reading.measure for reading in compared.readings if not reading.notable)
     lines = [
         *("\n".join(paragraph(f"{_direction(reading)}: {normal_sentence(reading)}")) for reading in moved),
-        *([f"no change: {usual}"] if usual else []),
-        *(f"not compared: {reason}" for reason in found.reasons),
+        *([f"no change: {listed(list(unmoved), most=8)}"] if unmoved else []),
+        *(f"not compared: {reason}" for reason in compared.reasons),
     ]
     worse = any(_direction(reading) == "worse" for reading in moved)
     nothing = "nothing to compare: no server is in both files with enough windows or starts"
@@ -124,11 +123,11 @@ def _direction(reading: "NormalReading") -> str:
     return "worse" if (reading.value > reading.normal) == (reading.worse == "higher") else "better"
 
 
-def _summary(file: Path, new: "Baseline", known: "Baseline") -> str:
+def _summary(file: Path, new: "Baseline", whole: "Baseline") -> str:
     def counted(baseline: "Baseline") -> str:
-        windows, starts = (sum(map(len, each)) for each in zip(*(normal[1:] for normal in baseline), strict=True))
+        windows, starts = (sum(map(len, rows)) for rows in zip(*(normal[1:] for normal in baseline), strict=True))
         return f"{plural(windows, 'window')} and {plural(starts, 'start')}"
 
     kinds = [f"{normal.kind.model or 'model unknown'} on vLLM {normal.kind.version or 'unknown'}" for normal in new]
     names = listed(list(dict.fromkeys(printable(kind) for kind in kinds)))
-    return f"{printable(str(file))}: {counted(new)} observed ({names}); the file has {counted(known)} now"
+    return f"{printable(str(file))}: {counted(new)} observed ({names}); the file has {counted(whole)} now"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import starmap
 from typing import Any
 
 from diag.artefacts.alerts import GONE_AFTER, FilledAlert, filled_alerts, no_telemetry
@@ -145,7 +146,7 @@ class AlertPosts:
             with self._state:
                 firing, ended = [*self._firing.values()], dict(self._ended)
             end = time.time() + LASTS
-            posts = [*(_document(alert, end) for alert in firing), *(_document(*known) for known in ended.values())]
+            posts = [*(_document(alert, end) for alert in firing), *starmap(_document, ended.values())]
             try:
                 for begin in range(0, len(posts), MOST_AT_ONCE):
                     self._post(posts[begin : begin + MOST_AT_ONCE])
@@ -158,7 +159,7 @@ class AlertPosts:
                 self._say(watch_line(time.time(), "alerts are posted again"))
             self._failed &= not posts
             with self._state:
-                self._ended = {key: known for key, known in self._ended.items() if ended.get(key) != known}
+                self._ended = {key: alert for key, alert in self._ended.items() if ended.get(key) != alert}
             return True
 
     def _run(self) -> None:
@@ -174,12 +175,8 @@ def _document(alert: FilledAlert, end: float) -> dict[str, Any]:
     start, stop = (
         datetime.fromtimestamp(unix, UTC).isoformat(timespec="milliseconds") for unix in (min(alert.since, end), end)
     )
-    return {
-        "labels": dict(alert.labels),
-        "annotations": dict(alert.annotations),
-        "startsAt": start,
-        "endsAt": stop,
-    }
+    texts = {"labels": dict(alert.labels), "annotations": dict(alert.annotations)}
+    return {**texts, "startsAt": start, "endsAt": stop}
 
 
 class WatchAlerts:
@@ -199,7 +196,7 @@ class WatchAlerts:
             self._watched = {options.k8s: f"diag doctor --k8s {shlex.quote(options.k8s)}"}
         else:
             addresses = parse_all(options.targets)
-            self._watched = {name: f"diag doctor {shlex.quote(each.shown)}" for name, each in addresses.items()}
+            self._watched = {name: f"diag doctor {shlex.quote(address.shown)}" for name, address in addresses.items()}
         self._contract = replace(contract, site=site)
         self._posts = AlertPosts(Alertmanager(url, os.environ).post, say)
         self._holding: list[FilledAlert] = []
@@ -208,7 +205,8 @@ class WatchAlerts:
 
     def update(self, holding: Mapping[Key, Diagnosis], report: Report) -> None:
         """Post confirmed incidents, with the values of this report if it has them."""
-        now = {(found.diagnosis.incident.id, found.diagnosis.subject): found.diagnosis for found in report.present}
+        diagnoses = (finding.diagnosis for finding in report.present)
+        now = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in diagnoses}
         held = {key: now.get(key, last)._replace(severity=last.severity) for key, last in holding.items()}
 
         # ended causes whose effects still hold: until the windows of both are clear, the cause mutes their alerts
@@ -220,8 +218,8 @@ class WatchAlerts:
             if key not in held
             and time.time() - at < GONE_AFTER
             and any(
-                each.incident.id in cause.incident.explains and agree(each.subject, cause.subject)
-                for each in held.values()
+                effect.incident.id in cause.incident.explains and agree(effect.subject, cause.subject)
+                for effect in held.values()
             )
         }
 

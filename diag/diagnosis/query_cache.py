@@ -22,6 +22,9 @@ ENGINES = (
 GPUS = 'count by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[$window]))'
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
 VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
+MODELS = "count by (instance, model_name) (last_over_time(vllm:num_requests_running[$window]))"
+"""Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
+GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 PARTS = {"engine": ENGINES, "gpu": GPUS}
 """Queries that list the engines and GPUs of the instances, by label. dcgm-exporter has no diag_gpu_up."""
 

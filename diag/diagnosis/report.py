@@ -30,6 +30,12 @@ from diag.sources.observation import PodContainer
 
 CONFIRMATIONS = 2
 """Observations in a row that must agree before a change is reported."""
+FEWEST_REQUESTS = 3
+"""Requests below which the signals have no value either."""
+SAME_LOAD = 1.33
+"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
+SAME_LENGTHS = 1.5
+"""Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base), by more if few are long."""
 Key = tuple[str, Subject]
 Verdict = Literal["healthy", "no_incident", "warning", "critical", "unknown"]
 

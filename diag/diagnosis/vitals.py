@@ -12,7 +12,6 @@ from diag.core.subjects import Floats, Instants, Subject, instance_name
 from diag.diagnosis.progress import ENGINE, INSTANCE
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import ITL, RUNNING, TTFT, WAITING, kv_cache_usage_peak
 from diag.knowledge.signals.steps import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
 from diag.vllm.command.shown import shown
 

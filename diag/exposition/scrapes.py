@@ -21,7 +21,7 @@ from diag.core.formatting import printable
 from diag.core.metric_prefix import named_as_ours
 from diag.exposition import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import STALE, Labels, distinct
-from diag.promql.samples import Floats, Millis
+from diag.promql.data import Floats, Millis
 
 MOST_SERIES = 50_000
 """Series that are read of one target; vLLM has some 600."""

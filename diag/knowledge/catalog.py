@@ -17,8 +17,8 @@ from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, Mistake, did_you_mean, executed, python_line, shown_path, typed
 from diag.core.errors import BadDeclaration, Unsupported
 from diag.core.files import exists
-from diag.core.incident import RANK, Condition, Incident, Signal, seconds
 from diag.core.formatting import in_python
+from diag.core.incident import RANK, Condition, Incident, Signal, seconds
 from diag.knowledge import incidents as ours
 from diag.knowledge import shared_fixes
 from diag.knowledge.formulas import formula

@@ -15,9 +15,8 @@ from diag.lint.removed import V1
 from diag.lint.rule import LINKS, HostGpu, LintTarget, Match, number, removal, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
-from diag.vllm.memory.ledger import Ledger, state_blocks_needed
+from diag.vllm.memory.ledger import Ledger, judge, state_blocks_needed
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
-from diag.vllm.memory.ledger import judge
 from diag.vllm.running_config import connector_bytes
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"

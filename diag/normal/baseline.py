@@ -24,23 +24,13 @@ from diag.core.errors import BadUsage
 from diag.core.files import exists, only_writer, read_json, refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import LARGEST, Rows, Subject, instance_name, label_value
-from diag.diagnosis.query_cache import FEWEST_INTERVALS, VERSIONS, QueryCache
-from diag.knowledge.signals import RUNNING
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPU_NAMES, MODELS, VERSIONS, QueryCache
 from diag.knowledge.signals.expressions import configured
 from diag.knowledge.signals.startup import PHASE, SPENT
 
 WINDOW = 10.0
 """Seconds of one row; three scrape intervals if these are longer than 3 s."""
-FEWEST_REQUESTS = 3
-"""Requests below which the signals have no value either."""
-SAME_LOAD = 1.33
-"""Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy), others from 1.36 on."""
-SAME_LENGTHS = 1.5
-"""Runs of one load differ by up to 1.07 in mean lengths (kv_cascade, kv_cascade_base), by more if few are long."""
 ENGINE = ("instance", "engine")
-MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
-"""Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
-GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 SPEED_FLAGS = (
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_seqs"),
     *("max_num_batched_tokens", "max_model_len", "enforce_eager", "enable_prefix_caching", "block_size"),

@@ -12,8 +12,8 @@ import numpy as np
 from diag.core.formatting import listed, plural, printable
 from diag.core.subjects import Floats
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.report import Normality, NormalReading
-from diag.normal.baseline import COLUMNS, SAME_LENGTHS, SAME_LOAD, Baseline, Measured, Row, ServerKind, measure, starts
+from diag.diagnosis.report import SAME_LENGTHS, SAME_LOAD, Normality, NormalReading
+from diag.normal.baseline import COLUMNS, Baseline, Measured, Row, ServerKind, measure, starts
 
 FEWEST = 5
 """Windows of the baseline at a load, below which no speed is called normal (judged)."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.preflight.check import NotChecked, Outcome, PreflightFacts, failed, need, passed, warned
-from diag.ramp.kept import settings
+from diag.sources.kept_ramp import settings
 from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import release
 

@@ -10,7 +10,7 @@ from diag.core.contract import Contract
 from diag.core.incident import Incident
 from diag.lint.rule import LintReport, number
 from diag.preflight.machine import Machine, Wheel
-from diag.ramp.kept import RampResult
+from diag.sources.kept_ramp import RampResult
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release
 from diag.vllm.memory.ledger import Ledger

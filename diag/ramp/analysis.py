@@ -125,28 +125,29 @@ class Circumstances(NamedTuple):
 # -- the ramp as a whole -----------------------------------------------------------------------------------------------
 
 
-def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ramp:
+def conclude(steps: Sequence[Step], limits: Limits, circumstances: Circumstances) -> Ramp:
     """Judge what was measured, however little that is."""
     usable = [step for step in steps if step.is_usable]
     at = saturated(usable)
-    judged = tuple(candidates(usable, at, limits, known.running)) if at else ()
+    judged = tuple(candidates(usable, at, limits, circumstances.running)) if at else ()
     binds = None
-    if at and (known.attached or _has_saturated(usable, at, limits)):  # of other load, one step shows what binds
-        found = {candidate.id: candidate for candidate in judged if candidate.state == "binds"}
+    # of other load, one step shows what binds
+    if at and (circumstances.attached or _has_saturated(usable, at, limits)):
+        binding = {candidate.id: candidate for candidate in judged if candidate.state == "binds"}
         # a bottleneck in front of the engine hides all others; a full step explains a queue, unless preempted requests
         # are recomputed
         recomputed = ["kv_cache"] if recomputes(at) else []
-        order = ["api_server", "client", "power_or_heat", "kv_fetch", *recomputed, "compute", *found]
-        binds = next((found[id] for id in order if id in found), None)
+        order = ["api_server", "client", "power_or_heat", "kv_fetch", *recomputed, "compute", *binding]
+        binds = next((binding[id] for id in order if id in binding), None)
     others = [candidate for candidate in judged if binds is None or candidate.id != binds.id]
     pressed = [candidate for candidate in others if candidate.pressure is not None]
     # steps are in the order of their load, except open-loop ones, which are below the ceiling
     worthless = [step for step in closed(steps) or steps if not step.is_usable]
     more = [step for step in worthless if at is None or (step.offer.concurrency or 0) > (at.offer.concurrency or 0)]
     return Ramp(
-        target=known.target,
-        model=known.model,
-        version=known.version,
+        target=circumstances.target,
+        model=circumstances.model,
+        version=circumstances.version,
         steps=tuple(steps),
         limits=limits,
         ceiling=ceiling(steps, limits),
@@ -154,13 +155,13 @@ def conclude(steps: Sequence[Step], limits: Limits, known: Circumstances) -> Ram
         binds=binds,
         next=max(pressed, key=lambda candidate: candidate.pressure or 0.0, default=None),
         candidates=judged,
-        traffic=known.traffic,
+        traffic=circumstances.traffic,
         ended=why_enough(steps, limits),
-        stopped=known.stopped,
-        lengths=known.lengths,
-        notes=known.notes,
+        stopped=circumstances.stopped,
+        lengths=circumstances.lengths,
+        notes=circumstances.notes,
         unusable=why_unusable(more[-1], limits) if more else "",
-        measured_on=known.measured_on,
+        measured_on=circumstances.measured_on,
     )
 
 
@@ -200,10 +201,10 @@ def candidates(steps: Sequence[Step], at: Step, limits: Limits, running: Mapping
 
 def _judge_binder(binder: Binder, queries: QueryCache, running: Mapping[str, Running]) -> Iterator[BoundBy]:
     """Judge a binder by its signals; yield nothing if the server has no such part (a GPU, for one)."""
-    found = diagnose([binder.incident], queries)
-    if not found:
+    diagnoses = diagnose([binder.incident], queries)
+    if not diagnoses:
         return
-    first = min(found, key=lambda diagnosis: ("binds", "cannot tell", "ruled out").index(_state(diagnosis)))
+    first = min(diagnoses, key=lambda diagnosis: ("binds", "cannot tell", "ruled out").index(_state(diagnosis)))
     state = _state(first)
     if state == "cannot tell" and all(reading.value is None for reading in first.symptoms):
         return
@@ -214,7 +215,7 @@ def _judge_binder(binder: Binder, queries: QueryCache, running: Mapping[str, Run
         decisive = [reading for reading in first.symptoms if reading.holds is not True]
         if state == "ruled out":  # the readings up to the first one that decides
             decisive = decisive[: 1 + next(at for at, reading in enumerate(decisive) if reading.holds is False)]
-        evidence = [f"{each.sentence}; it requires {each.threshold.removeprefix('= ')}" for each in decisive]
+        evidence = [f"{reading.sentence}; it requires {reading.threshold.removeprefix('= ')}" for reading in decisive]
         proposals = ()
     rows = queries.ask(binder.pressure, binder.per, queries.whole) if binder.pressure else {}
     row = rows.get(first.subject)
@@ -300,13 +301,13 @@ def compared(steps: Sequence[Step]) -> tuple[Step, Step] | None:
     A disturbance, such as a neighbour on the host, only takes tokens/s away, so the best step is the undisturbed one.
     """
     useful = [step for step in closed(steps) if not recomputes(step)]
-    known = [step for step in useful if step.tokens_per_step and step.tokens_per_second > 0]
-    most = max((step.tokens_per_step or 0.0 for step in known), default=0.0)
-    full = [step for step in known if ALIKE * (step.tokens_per_step or 0.0) >= most]
+    measured = [step for step in useful if step.tokens_per_step and step.tokens_per_second > 0]
+    most = max((step.tokens_per_step or 0.0 for step in measured), default=0.0)
+    full = [step for step in measured if ALIKE * (step.tokens_per_step or 0.0) >= most]
     top = max(full, key=lambda step: step.tokens_per_second, default=None)
     if top is None:
         return None
-    less = [step for step in known if APART * (step.tokens_per_step or 0.0) <= (top.tokens_per_step or 0.0)]
+    less = [step for step in measured if APART * (step.tokens_per_step or 0.0) <= (top.tokens_per_step or 0.0)]
     base = max(less, key=lambda step: step.tokens_per_step or 0.0, default=None)
     return (base, top) if base else None
 

@@ -14,13 +14,19 @@ the ranges do not overlap.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from diag.core.errors import BadUsage
+from diag.core.formatting import listed, number, printable, quantity
+from diag.diagnosis.report import SAME_LENGTHS
 from diag.ramp.analysis import RECOMPUTES
-from diag.ramp.kept import Difference, Kind, LoadStep, RampResult, differences, unknown
 from diag.ramp.plan import GAIN
+from diag.sources.kept_ramp import Kind, LoadStep, RampResult, settings
+from diag.vllm.command.parse import parse as parse_command
+from diag.vllm.command.shown import shown
 
 NOTABLE = 0.1
 """The least difference that is reported: a smaller one is not worth a search (judged)."""
@@ -33,10 +39,31 @@ ERRORS = 2.0
 """Standard errors that chance explains, in 95 % of cases."""
 MOST_RATES = 20
 """Rates of a ramp that are tried as the common one of a trend: the highest."""
+OTHERS = 0.05
+"""Share of the ceiling from which on traffic of others changes a ramp by as much as two runs differ (judged)."""
+WAITS = 0.1
+"""Difference in CPU wait from which on a host was clearly busier (judged)."""
+NOT_SET = "not set"
 NOT_MEASURED, NEAR = "not measured at this rate", "near the limit"
 Verdict = Literal["worse", "better", "no change", "not comparable"]
 Measure = Literal["ITL", "TTFT"]
 MEASURES: tuple[Measure, ...] = ("ITL", "TTFT")
+
+
+Category = Literal["model", "release", "flags", "traffic", "hardware", "SLO", "host"]
+
+
+class Difference(NamedTuple):
+    """A circumstance that changed between two ramps, in words."""
+
+    category: Category
+    name: str
+    before: str
+    after: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.name} {self.before} -> {self.after}"
 
 
 class Figure(NamedTuple):
@@ -190,7 +217,7 @@ def served(ramp: RampResult, step: LoadStep) -> Figure:
 
 def _latencies(before: RampResult, after: RampResult) -> list[ComparedFigure]:
     """Compare p99 ITL and TTFT at the rates of the ramp before that were inside the SLO."""
-    found: list[ComparedFigure] = []
+    figures: list[ComparedFigure] = []
     highest, now = _highest(before), rising(after.steps)
     up_to = min(comparable_up_to(before), comparable_up_to(after))
     for step in rising(before.steps):
@@ -198,14 +225,14 @@ def _latencies(before: RampResult, after: RampResult) -> list[ComparedFigure]:
             continue
         same = [other for other in now if other.kind == step.kind]
         for measure in MEASURES:
-            exact = all(_exact(each, measure) is not None for each in (step, *same))
+            exact = all(_exact(one, measure) is not None for one in (step, *same))
             old, new, why, between = latency(step, measure, exact), None, NEAR, False
             if step.served < up_to:
                 new, between = at_rate(same, step.served, measure, exact)
                 why = NOT_MEASURED if new is None else ""
             if old is not None:
-                found.append(ComparedFigure(measure, "higher", old, new, step.served, why, between))
-    return found
+                figures.append(ComparedFigure(measure, "higher", old, new, step.served, why, between))
+    return figures
 
 
 def comparable_up_to(ramp: RampResult) -> float:
@@ -216,15 +243,15 @@ def comparable_up_to(ramp: RampResult) -> float:
 
 def rising(steps: Sequence[LoadStep]) -> list[LoadStep]:
     """Return the steps of each kind in which a higher load clearly served more, so that one rate is one load."""
-    found: list[LoadStep] = []
+    higher: list[LoadStep] = []
     kinds: tuple[Kind, ...] = ("seen", "closed", "open")
     for kind in kinds:
         top = 0.0
         for step in sorted((step for step in steps if step.kind == kind), key=lambda step: step.in_flight):
             if step.served > GAIN * top:
-                found.append(step)
+                higher.append(step)
                 top = step.served
-    return found
+    return higher
 
 
 def at_rate(steps: Sequence[LoadStep], rate: float, measure: Measure, exact: bool) -> tuple[Figure | None, bool]:
@@ -252,15 +279,98 @@ def latency(step: LoadStep, measure: Measure, exact: bool) -> Figure | None:
 
 
 def _exact(step: LoadStep, measure: Measure) -> Figure | None:
-    found = step.client_itl if measure == "ITL" else step.client_ttft
-    if found is None or found.p99 is None:
+    exact = step.client_itl if measure == "ITL" else step.client_ttft
+    if exact is None or exact.p99 is None:
         return None
     # tokens of one engine step are late together: each step counts once
-    count = step.output_tokens * step.seconds / step.in_flight if measure == "ITL" else found.observed
-    lower, times = (found.p50, 50.0) if found.p90 is None else (found.p90, 10.0)
-    tail = 0.0 if lower is None else max(found.p99 - lower, 0.0) / math.log(times)
+    count = step.output_tokens * step.seconds / step.in_flight if measure == "ITL" else exact.observed
+    lower, times = (exact.p50, 50.0) if exact.p90 is None else (exact.p90, 10.0)
+    tail = 0.0 if lower is None else max(exact.p99 - lower, 0.0) / math.log(times)
     error = ERRORS * tail / math.sqrt(max(0.01 * count, 0.1))
-    return Figure(found.p99, max(found.p99 - error, 0.0), found.p99 + error)
+    return Figure(exact.p99, max(exact.p99 - error, 0.0), exact.p99 + error)
+
+
+# -- circumstances -----------------------------------------------------------------------------------------------------
+
+
+def differences(before: RampResult, after: RampResult) -> tuple[Difference, ...]:
+    """Return all known differences; what one of both does not tell is none."""
+    pairs: list[tuple[Category, str, str, str]] = [
+        ("model", "model", before.model, after.model),
+        ("release", "vLLM", before.version, after.version),
+        ("traffic", "load by", before.load_by, after.load_by),
+        ("hardware", "GPUs", _counted(before.gpus), _counted(after.gpus)),
+        ("hardware", "power limits", _limits(before), _limits(after)),
+    ]
+    if before.load_by.startswith(after.load_by) or after.load_by.startswith(before.load_by):
+        del pairs[2]  # they differ at most in a version that one of both does not tell
+    changed = [Difference(*pair) for pair in pairs if pair[2] and pair[3] and pair[2] != pair[3]]
+
+    old_flags, new_flags = _parsed(before.launch), _parsed(after.launch)
+    for name in sorted({*old_flags, *new_flags}) if old_flags and new_flags else ():
+        old, new = (printable(flags.get(name, NOT_SET), 60) for flags in (old_flags, new_flags))
+        if old != new:
+            changed.append(Difference("flags", name, old, new))
+
+    changed += _traffic(before, after)
+    for name in sorted(before.slo.keys() & after.slo.keys()):
+        if before.slo[name] != after.slo[name]:
+            changed.append(Difference("SLO", name, number(before.slo[name]), number(after.slo[name])))
+
+    then, now = (ramp.ceiling.cpu_wait if ramp.ceiling else None for ramp in (before, after))
+    if then is not None and now is not None and abs(now - then) > WAITS:
+        name = "time in which vLLM waited for a CPU"
+        changed.append(Difference("host", name, quantity(then, "share"), quantity(now, "share")))
+    return tuple(changed)
+
+
+def unknown(before: RampResult, after: RampResult) -> tuple[str, ...]:
+    """Return the circumstances that one of both results does not tell."""
+    told: dict[str, tuple[object, object]] = {
+        "release": (before.version, after.version),
+        "flags": (_parsed(before.launch), _parsed(after.launch)),
+        "GPUs": (before.gpus, after.gpus),
+        "GPU power limits": (before.power_limits, after.power_limits),
+        "load generator": (before.load_by, after.load_by),
+    }
+    return tuple(name for name, (then, now) in told.items() if not then or not now)
+
+
+def _counted(names: Iterable[str]) -> str:
+    return listed([f"{count} x {name}" if count > 1 else name for name, count in sorted(Counter(names).items())])
+
+
+def _limits(ramp: RampResult) -> str:
+    return _counted(quantity(limit, "watts") for limit in ramp.power_limits)
+
+
+def _parsed(launch: str) -> Mapping[str, str]:
+    """Return flags and environment of a launch command, {} if it cannot be read; a file may hold secrets as well."""
+    try:
+        command = parse_command(shown(launch)) if launch else None
+    except BadUsage:
+        return {}
+    return {"vllm": "", **settings(command), **command.environment} if command else {}
+
+
+def _traffic(before: RampResult, after: RampResult) -> Iterator[Difference]:
+    """Compare the lengths that were set, else those that were measured at the ceiling, and the traffic of others."""
+    names = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"}
+    for field, name in names.items():
+        old, new, factor = before.lengths[field], after.lengths[field], 1.0
+        if old is None or new is None:
+            ceilings, factor = (before.ceiling, after.ceiling), SAME_LENGTHS
+            old, new = (getattr(step, field) / step.served if step and step.served else None for step in ceilings)
+        if old and new and max(old, new) > factor * min(old, new):
+            yield Difference("traffic", f"{name} a request", number(old), number(new))
+    for field, name in {"prefix_tokens": "shared prefix tokens", "length_spread": "spread of the lengths"}.items():
+        old, new = before.lengths[field], after.lengths[field]
+        unit = "share" if field == "length_spread" else ""
+        if old is not None and new is not None and quantity(old, unit) != quantity(new, unit):
+            yield Difference("traffic", name, quantity(old, unit), quantity(new, unit))
+    then, now = before.others, after.others
+    if then is not None and now is not None and before.ceiling and abs(now - then) > OTHERS * before.ceiling.served:
+        yield Difference("traffic", "requests/s of others", number(then), number(now))
 
 
 # -- many ramps --------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from diag.core.formatting import plural, quantity
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
-from diag.ramp.steady import FEWEST_SCRAPES
-from diag.ramp.step import RATES, Offer, Step, value
+from diag.ramp.results import Offer
+from diag.ramp.step import FEWEST_SCRAPES, RATES, Step, value
 from diag.sources.observation import Observation, SampleSource
 
 ASSUMED = 512, 128
@@ -54,19 +54,20 @@ class RequestLengths(NamedTuple):
         return f"{self.prompt} + {self.output} tokens a request{spread}{prefix} ({self.source})"
 
 
-def own_traffic(seen: Observation, contract: Contract) -> OwnTraffic:
+def own_traffic(observed: Observation, contract: Contract) -> OwnTraffic:
     """Return the mean traffic over the whole observation, idle moments included."""
-    queries = QueryCache(seen, contract)
-    seconds = queries.span + seen.interval
+    queries = QueryCache(observed, contract)
+    seconds = queries.span + observed.interval
     return OwnTraffic(*((value(queries, RATES[name]) or 0.0) / seconds for name in OwnTraffic._fields))
 
 
-def request_lengths(seen: Observation, prompt: int | None, output: int | None) -> RequestLengths:
+def request_lengths(observed: Observation, prompt: int | None, output: int | None) -> RequestLengths:
     """Return the lengths as given, else like all requests that the server has finished; never beyond its context."""
-    last = SampleSource(seen.samples, seen.instants[-1:], seen.interval)  # with counters since the server's start
+    # the last scrape, with counters since the server's start
+    last = SampleSource(observed.samples, observed.instants[-1:], observed.interval)
     mean = {kind: _ratio(last, _TOTAL.format(kind, "sum"), _TOTAL.format(kind, "count")) for kind in _KINDS}
     if prompt and output:
-        found = RequestLengths(prompt, output, "as given")
+        lengths = RequestLengths(prompt, output, "as given")
     elif all(mean.values()):
         prompt, output = prompt or round(mean["prompt"]), output or round(mean["generation"])
         # half the range of a uniform distribution with the same 10th and 90th percentiles, as a share of the mean
@@ -76,18 +77,18 @@ def request_lengths(seen: Observation, prompt: int | None, output: int | None) -
             spreads.append(min(max(high - low, 0.0) / (1.6 * mean[kind]), WIDEST))
         hit_rate = min(_ratio(last, _CACHE.format("hits"), _CACHE.format("queries")), 0.95)
         prefix, spread = math.floor(prompt * hit_rate), sum(spreads) / len(spreads)
-        found = RequestLengths(prompt, output, "as this server's own", prefix, spread)
+        lengths = RequestLengths(prompt, output, "as this server's own", prefix, spread)
     else:
-        found = RequestLengths(prompt or ASSUMED[0], output or ASSUMED[1], "assumed: it has finished none")
+        lengths = RequestLengths(prompt or ASSUMED[0], output or ASSUMED[1], "assumed: it has finished none")
 
     longest = _last_value(last, formula("$config_max_model_len", ("instance",), "1h", Contract()))
     room = longest - 16  # a tokenizer adds some tokens
-    if not longest or (found.prompt + found.output) * (1 + found.spread) <= room:
-        return found
+    if not longest or (lengths.prompt + lengths.output) * (1 + lengths.spread) <= room:
+        return lengths
     # the answer is cut to a quarter of --max-model-len, the prompt to the rest
-    output = max(1, min(found.output, round(room / 4)))
-    prompt = max(1, min(found.prompt, round(room) - output))
-    return RequestLengths(prompt, output, f"{found.source}, cut to --max-model-len", min(found.prefix, prompt // 2))
+    output = max(1, min(lengths.output, round(room / 4)))
+    prompt = max(1, min(lengths.prompt, round(room) - output))
+    return RequestLengths(prompt, output, f"{lengths.source}, cut to --max-model-len", min(lengths.prefix, prompt // 2))
 
 
 def _ratio(source: SampleSource, above: str, below: str) -> float:

@@ -7,18 +7,69 @@ milliseconds except guidellm's request latency, which is in seconds.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import read_json
 from diag.core.formatting import printable
-from diag.ramp.step import ClientResult, Latency, Offer
+from diag.sources.kept_ramp import Latency
 
 MOST_BYTES, MOST_STEPS = 2**28, 1_000
 """Bytes of a report at most, for guidellm writes every request into it; steps of all reports."""
 ABSURD = 1e15
 """Numbers from here on are not measurements."""
 PERCENTILES = ("p50", "p90", "p99")
+
+
+class Offer(NamedTuple):
+    """The load of a step: so many requests at a time, or so many a second (Poisson); None for a load of others."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def shown(self) -> str:
+        """The load in a table: "16" requests at a time, "2.5 /s"; "-" for a load of others."""
+        if self.rate is not None:
+            return f"{self.rate:.3g} /s"
+        return "-" if self.concurrency is None else f"{self.concurrency}"
+
+
+class GeneratorUse(NamedTuple):
+    """CPU seconds that the load generator had used by a moment (unix seconds), and those that it had waited for a CPU.
+
+    `pressure` is the CPU pressure of its host then, 0..1. None: the kernel does not tell.
+    """
+
+    at: float
+    cpu: float
+    waited: float | None = None
+    pressure: float | None = None
+
+
+class ClientResult(NamedTuple):
+    """A step as the load generator reports it; times in seconds.
+
+    `ttft`, `itl` and `e2e` are percentiles 50, 90 and 99, None if not reported. `cores` are the CPU cores that the
+    generator used, in the steady part if that is known, and `uses` their samples. `start` and `end` are unix seconds, 0
+    if unknown.
+    """
+
+    completed: int
+    failed: int
+    seconds: float
+    requests_per_second: float
+    output_tokens_per_second: float
+    prompt_tokens_per_second: float = 0.0
+    ttft: Latency = Latency()
+    itl: Latency = Latency()
+    e2e: Latency = Latency()
+    cores: float | None = None
+    start: float = 0.0
+    end: float = 0.0
+    uses: tuple[GeneratorUse, ...] = ()
+
+
 Found = tuple[Offer, ClientResult]
 
 
@@ -28,30 +79,32 @@ class ResultUnreadable(Exception):
 
 def read(paths: Sequence[Path]) -> list[Found]:
     """Return the steps of all files, by their load; BadUsage for a file that is no result."""
-    found = []
+    steps = []
     for path in paths:
-        shown = printable(str(path))
+        name = printable(str(path))
         try:
             document = read_json(path, MOST_BYTES)
             keys = document.keys() if isinstance(document, dict) else frozenset()
             if "benchmarks" in keys and isinstance(document["benchmarks"], list):
-                found += [_guidellm_step(each) for each in document["benchmarks"] if isinstance(each, dict)]
+                steps += [
+                    _guidellm_step(benchmark) for benchmark in document["benchmarks"] if isinstance(benchmark, dict)
+                ]
             elif "aiperf_version" in keys or {"request_throughput", "time_to_first_token"} <= keys:
-                found.append(_aiperf(document))
+                steps.append(_aiperf(document))
             elif {"max_concurrency", "completed"} <= keys:
                 offer = _offer(document["max_concurrency"], document.get("request_rate"))
-                found.append((offer, parse_vllm_bench(document)))
+                steps.append((offer, parse_vllm_bench(document)))
             else:
                 raise ResultUnreadable("not a result of vllm bench serve, guidellm or AIPerf")
         except OSError as error:
-            raise BadUsage(f"{shown} cannot be read: {error.strerror or error}") from error
+            raise BadUsage(f"{name} cannot be read: {error.strerror or error}") from error
         except ResultUnreadable as error:
-            raise BadUsage(f"{shown}: {error}") from error
+            raise BadUsage(f"{name}: {error}") from error
         except ValueError as error:
-            raise BadUsage(f"{shown} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
-    if len(found) > MOST_STEPS:
-        raise BadUsage(f"the results have {len(found):,} steps: a ramp is of at most {MOST_STEPS:,}")
-    return sorted(found, key=lambda step: (step[0].concurrency or 0, step[0].rate or 0.0))
+            raise BadUsage(f"{name} is not JSON: expected a result of vllm bench serve, guidellm or AIPerf") from error
+    if len(steps) > MOST_STEPS:
+        raise BadUsage(f"the results have {len(steps):,} steps: a ramp is of at most {MOST_STEPS:,}")
+    return sorted(steps, key=lambda step: (step[0].concurrency or 0, step[0].rate or 0.0))
 
 
 # -- vllm bench serve --------------------------------------------------------------------------------------------------
@@ -97,9 +150,9 @@ def _guidellm_step(benchmark: Mapping[str, Any]) -> Found:
         ("request_totals",),
         ("run_stats", "requests_made"),
     )
-    made = next((found for place in totals if (found := _within(benchmark, *place))), {})
+    made = next((inside for place in totals if (inside := _within(benchmark, *place))), {})
     places = ("config", "strategy"), ("args", "strategy"), ("scheduler", "strategy")
-    strategy = next((found for place in places if (found := _within(benchmark, *place))), {})
+    strategy = next((inside for place in places if (inside := _within(benchmark, *place))), {})
     streams = _optional(strategy, "streams") or _optional(strategy, "max_concurrency")
     kind = str(strategy.get("type_", ""))
     if kind == "synchronous":
@@ -133,11 +186,8 @@ def _guidellm_latency(metrics: Mapping[str, Any], name: str, per_second: float) 
 
 
 def _mean(metrics: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
-    value = _optional(_within(metrics, name, "successful"), "mean")
-    value = otherwise if value is None else value
-    if value is None:
-        raise ResultUnreadable(f"a benchmark of guidellm lacks {name}: expected a report of version 2")
-    return value
+    mean = _optional(_within(metrics, name, "successful"), "mean")
+    return _needed(mean, otherwise, f"a benchmark of guidellm lacks {name}: expected a report of version 2")
 
 
 # -- AIPerf ------------------------------------------------------------------------------------------------------------
@@ -176,11 +226,8 @@ def _aiperf_latency(document: Mapping[str, Any], name: str) -> Latency:
 
 
 def _average(document: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
-    value = _optional(_within(document, name), "avg")
-    value = otherwise if value is None else value
-    if value is None:
-        raise ResultUnreadable(f"a result of AIPerf lacks {name}: expected schema 1.3 or 1.4")
-    return value
+    average = _optional(_within(document, name), "avg")
+    return _needed(average, otherwise, f"a result of AIPerf lacks {name}: expected schema 1.3 or 1.4")
 
 
 def _unix(text: object) -> float:
@@ -217,9 +264,13 @@ def _within(document: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _number(document: Mapping[str, Any], name: str) -> float:
-    value = _optional(document, name)
+    return _needed(_optional(document, name), None, f"a result of vllm bench serve lacks {name}")
+
+
+def _needed(value: float | None, otherwise: float | None, lacking: str) -> float:
+    value = otherwise if value is None else value
     if value is None:
-        raise ResultUnreadable(f"a result of vllm bench serve lacks {name}")
+        raise ResultUnreadable(lacking)
     return value
 
 

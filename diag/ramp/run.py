@@ -25,8 +25,8 @@ from diag.core.errors import BadUsage
 from diag.core.files import parse_json
 from diag.core.formatting import plural, printable
 from diag.ramp.plan import Limits, RequestLengths, next_offer, prompts, requests_for_repeat, why_unusable
-from diag.ramp.results import ResultUnreadable, parse_vllm_bench
-from diag.ramp.step import ClientResult, GeneratorUse, Offer, Step, generator_crowded, measure, step_from_client
+from diag.ramp.results import ClientResult, GeneratorUse, Offer, ResultUnreadable, parse_vllm_bench
+from diag.ramp.step import Step, generator_crowded, measure, step_from_client
 from diag.sources.live.scrape import BackgroundScraper
 from diag.sources.observation import Observation
 
@@ -196,10 +196,10 @@ class Generator:
             if not new:
                 return {"status": self._host.wait() or 1}
             self._unread += new
-        line, found, rest = self._unread.partition(b"\n")
-        self._unread = rest if found else self._unread
+        line, newline, rest = self._unread.partition(b"\n")
+        self._unread = rest if newline else self._unread
         with suppress(ValueError):  # loading vLLM prints other lines
-            message = parse_json(line) if found else {}
+            message = parse_json(line) if newline else {}
             return message if isinstance(message, dict) else {}
         return {}
 
@@ -244,12 +244,12 @@ Tick = Callable[[str, float], None]
 """Receives the current activity and the share of it that is over."""
 
 
-def between(seen: Observation | None, start: float, end: float) -> Observation | None:
+def between(observed: Observation | None, start: float, end: float) -> Observation | None:
     """Return the scrapes from one moment to another, in unix seconds."""
-    if seen is None:
+    if observed is None:
         return None
-    within = (seen.instants >= start * 1000) & (seen.instants <= end * 1000)
-    return replace(seen, instants=seen.instants[within]) if np.count_nonzero(within) > 1 else None
+    within = (observed.instants >= start * 1000) & (observed.instants <= end * 1000)
+    return replace(observed, instants=observed.instants[within]) if np.count_nonzero(within) > 1 else None
 
 
 @dataclass

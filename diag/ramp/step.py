@@ -1,4 +1,9 @@
-"""One step of a ramp: the load that was offered, and what the server's own counters and histograms show of it."""
+"""One step of a ramp: what the server's own counters and histograms show of the load that was offered.
+
+A load generator starts with one request alone and then sends all at once, and at its end the last requests finish one
+after the other: neither shows the server at the offered load. The server's own counters tell the steady part, in which
+all offered requests are in flight; the generator's clock does not.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,15 +11,16 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
 from diag.core.subjects import Floats, label_value
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals import E2E, ITL, LATENCIES, TTFT
-from diag.ramp.steady import FEWEST_SCRAPES, Counted, steady_part
+from diag.knowledge.signals import E2E, IN_FLIGHT, ITL, LATENCIES, TTFT
+from diag.ramp.results import ClientResult, GeneratorUse, Offer
+from diag.sources.kept_ramp import Latency
 from diag.sources.observation import Observation, SampleSource
-from diag.verify.load import IN_FLIGHT
 
 INSTANCE = ("instance",)
 HISTOGRAMS = {"TTFT": TTFT, "inter-token latency": ITL, "end-to-end latency": E2E}
@@ -24,6 +30,16 @@ CHANCE = 3
 CROWDED = 0.5
 """Share of the time for which a process waits for a CPU, and CPU pressure, above which a host is crowded: a server that
 gets half of the CPU time it asks for serves what its neighbours leave."""
+FEWEST_SCRAPES = 4
+"""Scrapes in the steady part below which a step is too short: nothing is concluded from fewer."""
+SETTLES = 0.15, 5.0
+"""The share of the steady part at its begin that is left out, for requests that were sent at once are prefilled at
+once; and the most seconds of that."""
+ALL = 0.9
+"""Share of the offered requests that counts as all of them: a request that has just ended and the one that takes its
+place are both in no gauge."""
+PLATEAU = 0.5
+"""Share of the usual rate of tokens from which on a server serves at its plateau; a neighbour may halve it."""
 STEP_TOKENS = "sum by ($by) (increase(vllm:iteration_tokens_total_sum[$window])) / ($engine_steps > 0)"
 RATES = {
     "requests_per_second": "$finished_requests",
@@ -36,70 +52,6 @@ SO_FAR = {
     "finished": "sum by ($by) (last_over_time(vllm:request_success_total[$window]))",
     "aborted": 'sum by ($by) (last_over_time(vllm:request_success_total{finished_reason="abort"}[$window]))',
 }
-
-
-class Offer(NamedTuple):
-    """The load of a step: so many requests at a time, or so many a second (Poisson); None for a load of others."""
-
-    concurrency: int | None = None
-    rate: float | None = None
-
-    @property
-    def shown(self) -> str:
-        """The load in a table: "16" requests at a time, "2.5 /s"; "-" for a load of others."""
-        if self.rate is not None:
-            return f"{self.rate:.3g} /s"
-        return "-" if self.concurrency is None else f"{self.concurrency}"
-
-
-class Latency(NamedTuple):
-    """Percentiles in seconds and how many were observed; `late` is the share beyond the SLO, None if unknown.
-
-    `bucket` has the edges of the histogram's bucket in which p99 lies, the upper one None if it has none; None for a
-    client's exact percentiles.
-    """
-
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
-    observed: float = 0.0
-    late: float | None = None
-    bucket: tuple[float, float | None] | None = None
-
-
-class GeneratorUse(NamedTuple):
-    """CPU seconds that the load generator had used by a moment (unix seconds), and those that it had waited for a CPU.
-
-    `pressure` is the CPU pressure of its host then, 0..1. None: the kernel does not tell.
-    """
-
-    at: float
-    cpu: float
-    waited: float | None = None
-    pressure: float | None = None
-
-
-class ClientResult(NamedTuple):
-    """A step as the load generator reports it; times in seconds.
-
-    `ttft`, `itl` and `e2e` are percentiles 50, 90 and 99, None if not reported. `cores` are the CPU cores that the
-    generator used, in the steady part if that is known, and `uses` their samples. `start` and `end` are unix seconds, 0
-    if unknown.
-    """
-
-    completed: int
-    failed: int
-    seconds: float
-    requests_per_second: float
-    output_tokens_per_second: float
-    prompt_tokens_per_second: float = 0.0
-    ttft: Latency = Latency()
-    itl: Latency = Latency()
-    e2e: Latency = Latency()
-    cores: float | None = None
-    start: float = 0.0
-    end: float = 0.0
-    uses: tuple[GeneratorUse, ...] = ()
 
 
 class Failures(NamedTuple):
@@ -192,15 +144,15 @@ class Step(NamedTuple):
     def breaches(self, contract: Contract) -> list[Breach]:
         """Return the SLOs of which more is late, or fails, than the objective allows; a few may be chance."""
         allowed = 1 - contract.objective
-        found = []
+        breaches = []
         for what, latency in self.latencies.items():
             late = latency.late or 0.0
             if late > allowed and late * latency.observed >= CHANCE - 0.5:
-                found.append(Breach(what, late, quantity(getattr(contract, SLOS[what]), "seconds")))
+                breaches.append(Breach(what, late, quantity(getattr(contract, SLOS[what]), "seconds")))
         failures = self.failures
         if failures and failures.failed >= CHANCE - 0.5 and failures.share > allowed:
-            found.append(Breach(ERRORS[failures.by], failures.share, ""))
-        return found
+            breaches.append(Breach(ERRORS[failures.by], failures.share, ""))
+        return breaches
 
     def counts(self, seconds: float) -> bool:
         """Return True if the step was steady for long enough, with enough requests for its percentiles."""
@@ -227,12 +179,12 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
     if not np.nan_to_num(in_flight).any() and not (np.diff(so_far["tokens"]) > 0).any():
         return None
 
-    known = in_flight[steady][np.isfinite(in_flight[steady])]
+    flight = in_flight[steady][np.isfinite(in_flight[steady])]
     failures = _failures(whole, client, so_far["aborted"][max(steady.stop - 1, 0) :])
-    if len(known) < FEWEST_SCRAPES:
+    if len(flight) < FEWEST_SCRAPES:
         base = step_from_client(offer, client, contract) if client else Step(offer, 0.0, 0.0, 0.0, 0.0, 0.0)
-        seconds = float(times[steady][-1] - times[steady][0]) if len(known) else 0.0
-        return base._replace(seconds=seconds, scrapes=len(known), interval=observed.interval, failures=failures)
+        seconds = float(times[steady][-1] - times[steady][0]) if len(flight) else 0.0
+        return base._replace(seconds=seconds, scrapes=len(flight), interval=observed.interval, failures=failures)
 
     source = SampleSource(observed.samples, observed.instants[steady], observed.interval)
     queries = QueryCache(source, contract)
@@ -240,8 +192,8 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
     rates = {name: (value(queries, promql) or 0.0) / seconds for name, promql in RATES.items()}
     finished = rates["requests_per_second"] * seconds
     waits = value(queries, "$longest_cpu_wait"), value(queries, "$cpu_pressure_mean")
-    third = len(known) // 3
-    growth = float(known[-third:].mean() - known[:third].mean()) / finished if third and finished > 0 else 0.0
+    third = len(flight) // 3
+    growth = float(flight[-third:].mean() - flight[:third].mean()) / finished if third and finished > 0 else 0.0
     ttft, itl, e2e = (_latency(queries, name) for name in SLOS)
     uses = [use for use in client.uses if times[steady][0] <= use.at <= times[steady][-1]] if client else []
     if client and len(uses) > 1:
@@ -255,7 +207,7 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
         rates["prompt_tokens_per_second"],
         value(queries, "$requests_running_mean"),
         value(queries, "$requests_waiting_mean"),
-        in_flight=float(known.mean()),
+        in_flight=float(flight.mean()),
         tokens_per_step=value(queries, STEP_TOKENS),
         preemptions=value(queries, "$preemptions"),
         growth=growth,
@@ -265,7 +217,7 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
         client=client,
         queries=queries,
         failures=failures,
-        scrapes=len(known),
+        scrapes=len(flight),
         interval=observed.interval,
         crowded=_crowd("a process of vLLM", *waits) or generator_crowded(uses),
         quarters=_quarters(times[steady], so_far["tokens"][steady]),
@@ -275,8 +227,8 @@ def measure(offer: Offer, observed: Observation | None, contract: Contract, clie
 
 def _quarters(times: Floats, tokens: Floats) -> tuple[float, ...]:
     """Return the tokens/s in each quarter; none if a quarter would be shorter than two scrape intervals."""
-    known = np.isfinite(tokens)
-    times, tokens = times[known], tokens[known]
+    scraped = np.isfinite(tokens)
+    times, tokens = times[scraped], tokens[scraped]
     if len(times) < 9:
         return ()
     edges = np.linspace(0, len(times) - 1, 5).round().astype(int)
@@ -291,13 +243,13 @@ def _failures(whole: QueryCache, client: ClientResult | None, aborted: Floats) -
     that are in flight at its end, and counts them as failed.
     """
     errors = [value(whole, promql) for promql in ("$failed_over_http", "$refused_total")]
-    if any(found is not None for found in errors):
+    if any(count is not None for count in errors):
         failed = sum(filter(None, errors))
         return Failures(failed, failed + (value(whole, "$served_answers") or 0.0), "server")
     if client is None:
         return None
-    known = aborted[np.isfinite(aborted)]
-    cut = min(float(known[-1] - known[0]) if len(known) else 0.0, client.failed)
+    counts = aborted[np.isfinite(aborted)]
+    cut = min(float(counts[-1] - counts[0]) if len(counts) else 0.0, client.failed)
     return Failures(client.failed - cut, client.completed + client.failed - cut, "client")
 
 
@@ -386,6 +338,67 @@ def step_from_client(offer: Offer, client: ClientResult, contract: Contract) -> 
 
 def _judged(latency: Latency, slo: float) -> Latency:
     """Fill in `late`: a tool gives percentiles, so at least the share above the first one beyond the SLO is late."""
-    known = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
-    beyond = (1 - share for share, at in known if at is not None and at > slo)
+    percentiles = ((0.5, latency.p50), (0.9, latency.p90), (0.99, latency.p99))
+    beyond = (1 - share for share, at in percentiles if at is not None and at > slo)
     return latency._replace(late=max(beyond, default=0.0))
+
+
+# -- the steady part ---------------------------------------------------------------------------------------------------
+
+
+class Counted(NamedTuple):
+    """The server's counters at each scrape of a step, NaN if the scrape failed; `times` in seconds.
+
+    `tokens` are those of prompts and answers.
+    """
+
+    times: Floats
+    in_flight: Floats
+    finished: Floats
+    tokens: Floats
+
+
+def steady_part(counted: Counted, concurrency: int | None, *, generated: bool) -> slice:
+    """Return the steady scrapes; an empty slice if none shows any load.
+
+    `concurrency` are the requests that a closed loop keeps in flight. A load that was not generated for this step, of
+    other clients, has no start and no end: all scrapes with at least half of its usual requests in flight are steady.
+    """
+    in_flight, times = np.nan_to_num(counted.in_flight), counted.times
+    growth = np.nan_to_num(np.diff(counted.tokens, prepend=np.nan) / np.diff(times, prepend=np.nan))
+    active = (in_flight > 0) | (growth > 0)  # short requests may be in flight at no scrape
+    if not active.any():
+        return slice(0, 0)
+    if not generated:
+        return _settled(active & (in_flight >= np.median(in_flight[active]) / 2), times)
+
+    arriving = active & _before_last_arrival(counted)
+    if concurrency is None:
+        return _settled(arriving, times)
+    full = in_flight >= ALL * concurrency
+    if not arriving.any() or full[arriving].mean() >= 0.5:
+        return _settled(full, times)
+    # while requests still arrive, fewer are in flight than were offered: the client is slow, or requests are so short
+    # that the gauges miss many
+    usual = np.quantile(growth[arriving & (growth > 0)], 0.75) if (arriving & (growth > 0)).any() else 0.0
+    return _settled(arriving & (growth >= PLATEAU * usual), times)
+
+
+def _before_last_arrival(counted: Counted) -> NDArray[np.bool_]:
+    """Return True for the scrapes after which another request arrived; all are True if no counter tells."""
+    arrived = counted.finished + counted.in_flight
+    scraped = np.flatnonzero(np.isfinite(arrived))
+    if not len(scraped):
+        return np.ones(len(arrived), bool)
+    last = np.flatnonzero(arrived < arrived[scraped[-1]] - 0.5)
+    return np.arange(len(arrived)) <= (last[-1] if len(last) else -1)
+
+
+def _settled(loaded: NDArray[np.bool_], times: Floats) -> slice:
+    """Return the scrapes from the first loaded one, once it has settled, to the last one."""
+    at = np.flatnonzero(loaded)
+    if not len(at):
+        return slice(0, 0)
+    first, last = int(at[0]), int(at[-1])
+    begin = times[first] + min(SETTLES[0] * (times[last] - times[first]), SETTLES[1])
+    return slice(int(np.searchsorted(times, begin)), last + 1)

@@ -15,7 +15,8 @@ from diag.core.formatting import number, plural, quantity
 from diag.diagnosis.proposals import Proposal, written
 from diag.ramp.analysis import BoundBy, Ramp
 from diag.ramp.plan import holds, why_unusable
-from diag.ramp.step import SLOS, ClientResult, Step
+from diag.ramp.results import ClientResult
+from diag.ramp.step import SLOS, Step
 from diag.report import svg
 from diag.report.documents import fields, headed, json_text
 from diag.report.html import page

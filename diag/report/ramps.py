@@ -9,12 +9,12 @@ from typing import Any
 
 from diag.core.formatting import escaped, listed, number, plural, quantity
 from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
-from diag.ramp.kept import RampResult
 from diag.report.documents import fields, headed, json_text
 from diag.report.layout import aligned, paragraph, shortened
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
 from diag.report.parts import LabelledPart, in_markdown, plain
+from diag.sources.kept_ramp import RampResult
 
 SCHEMA = "diag.ramps/1"
 LABEL = 11

@@ -187,10 +187,10 @@ def open_prometheus(
 
 def scrape_plan(options: SourceOptions, tick: Tick, scraping: Scraping | None = None) -> "ScrapePlan":
     """Return the plan of how live servers are scraped."""
-    from diag.exporter.log.tail import parse_timezone
     from diag.exporter.nccl import parse_address
     from diag.exporter.page import host_collectors
     from diag.http.address import is_here
+    from diag.log.tail import parse_timezone
     from diag.sources.live.scrape import ScrapePlan
     from diag.sources.live.server import JoinedPages
 

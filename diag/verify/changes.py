@@ -20,11 +20,10 @@ from diag.core.subjects import label_value
 from diag.diagnosis.decision_table import COMPARE
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import command_in, moves, written
-from diag.diagnosis.query_cache import VERSIONS
-from diag.diagnosis.report import Finding, ServerSnapshot
+from diag.diagnosis.query_cache import GPU_NAMES, MODELS, VERSIONS
+from diag.diagnosis.report import SAME_LOAD, Finding, ServerSnapshot
 from diag.knowledge import signals
-from diag.knowledge.signals import ITL, RUNNING
-from diag.normal.baseline import GPU_NAMES, MODELS, SAME_LOAD
+from diag.knowledge.signals import ITL, RUNNING, TTFT
 from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
 

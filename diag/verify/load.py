@@ -22,9 +22,8 @@ import numpy as np
 
 from diag.core.formatting import number, quantity
 from diag.core.subjects import Floats
-from diag.diagnosis.report import ServerSnapshot
-from diag.knowledge.signals import RUNNING, WAITING, endpoint_without_vllm, serves
-from diag.normal.baseline import FEWEST_REQUESTS, SAME_LENGTHS, SAME_LOAD
+from diag.diagnosis.report import FEWEST_REQUESTS, SAME_LENGTHS, SAME_LOAD, ServerSnapshot
+from diag.knowledge.signals import IN_FLIGHT, NOW, WAITING, endpoint_without_vllm, serves
 
 FLAT = 0.1
 """Variance / mean of requests in flight: 0.00-0.04 for closed-loop clients (kv_cascade_base), 1 by chance alone."""
@@ -39,9 +38,6 @@ CHANCE_OF_MANY = 3.0
 """Standard errors that chance explains if the dozen of buckets of a histogram are compared at once."""
 MOSTLY_IDLE = 0.5
 """Share of scrapes without a request in flight (judged)."""
-
-NOW = {gauge: f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING)}
-IN_FLIGHT = " + ".join(NOW.values())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from support.sampling import some
 from support.schemas import validator
 
 from diag import report
-from diag.commands.budget import BudgetOptions, estimate, run
+from diag.commands.budget import estimate, run
+from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.vllm import gpus
 

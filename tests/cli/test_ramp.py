@@ -17,6 +17,7 @@ from support.rewriting import scrapes
 
 from diag.commands import ramp as work
 from diag.commands.observe import ObserveOptions
+from diag.commands.options import RampOptions
 from diag.core.errors import BadUsage, Unreachable
 from diag.report import ramp as text
 
@@ -48,7 +49,7 @@ def busy() -> Iterator[Server]:
 def ramp(url: str, **more: object) -> work.Ramp:
     observed = ObserveOptions([url], every=0.1, timeout=1.0)
     given = {"python": sys.executable, "yes": True, "step_seconds": 1.0, "most": 4, "rates": 0, **more}
-    return work.run(work.RampOptions(observed, **given))  # type: ignore[arg-type]
+    return work.run(RampOptions(**given), observed)  # type: ignore[arg-type]
 
 
 def test_no_load_is_generated_without_confirmation(busy: Server, tmp_path: Path) -> None:

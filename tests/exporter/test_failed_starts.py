@@ -8,10 +8,10 @@ from support.paths import LOGS
 
 from diag.exporter.page import CollectionResult, HostCollectors, HostPage
 from diag.exporter.vllm_page import Scraped
+from diag.exposition import render
 from diag.log.corroboration import Measurement
 from diag.log.server_log import ServerLog
 from diag.log.tail import LogTail
-from diag.exposition import render
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
 SERVING = [

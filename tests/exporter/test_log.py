@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from support.paths import LOGS, RECORDINGS
 
 from diag.core.metric_families import families
+from diag.exposition import render
 from diag.log import tail as following
 from diag.log.parse_line import LineParser, read_timed_lines
 from diag.log.patterns import EVENTS, PHASES
 from diag.log.server_log import ServerLog
 from diag.log.tail import MOST_LINE, LineSplitter, LogTail
 from diag.log.trackers import parse_settings
-from diag.exposition import render
 from diag.vllm.running_config import ServerFacts
 
 QUOTE = "diag_vllm_log_error_timestamp_seconds"

@@ -30,13 +30,11 @@ from support.secrets import corpus, placed
 
 from diag import promql
 from diag.commands import budget, lint
-from diag.commands.budget import BudgetOptions
 from diag.commands.mcp.server import DiagServer
 from diag.commands.mcp.targets import AllowedTargets, own_texts
 from diag.commands.observe import ObserveOptions, judge_observation, site, take_snapshot
-from diag.commands.ramp import RampOptions
+from diag.commands.options import BudgetOptions, RampOptions
 from diag.commands.ramp import run as run_ramp
-from diag.commands.sizing import SizingOptions
 from diag.core.contract import Contract, apply_overrides
 from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
@@ -62,11 +60,11 @@ from diag.log.tail import LogTail
 from diag.normal.baseline import learn, save
 from diag.normal.baseline import read as read_baseline
 from diag.normal.comparison import by_baseline
-from diag.ramp import kept
 from diag.ramp.comparison import compare, trend
 from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
+from diag.sources import kept_ramp
 from diag.sources.kubernetes.cluster import Api, Place
 from diag.sources.kubernetes.servers import find_with, gather
 from diag.sources.recording.bundle import MAGIC, pack, unpacked
@@ -239,8 +237,8 @@ def results(text: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         file.write(text)
         file.flush()
-        options = RampOptions(ObserveOptions(()), results=(Path(file.name),))
-        ramp = run_ramp(options)
+        options = RampOptions(results=[Path(file.name)])
+        ramp = run_ramp(options, ObserveOptions(()))
     return ramp_report.render(ramp) + ramp_report.render_json(ramp) + ramp_report.render_html(ramp)
 
 
@@ -249,7 +247,7 @@ def ramp(text: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "ramp.json")
         file.write_bytes(text)
-        read = [kept.read(name) for name in (CORPUS / "ramp" / "three_steps.json", file)]
+        read = [kept_ramp.read(name) for name in (CORPUS / "ramp" / "three_steps.json", file)]
     shown = []
     for before, after in (read, read[::-1]):
         found = compare(before, after)
@@ -303,10 +301,11 @@ def model(text: bytes) -> str:
         beside = f"-tp 2 -q awq --enable-lora --lora-modules a={folder} --spec-model {folder} --spec-tokens 2"
         options = lint.LintOptions(vllm_version="0.32.0", gpu="h100")
         told = lint.run(f"vllm serve {folder} --gpu-memory-utilization 0.5 {beside}", options, as_json=False)[0]
-        for several in (None, SizingOptions(gpu="h100", context="2k", concurrency=4)):
+        one, several = BudgetOptions(folder, "h100"), BudgetOptions(folder, "h100", context="2k", concurrency=4)
+        for budgeted in (one, several):
             for as_json in (False, True):
                 with suppress(*ANSWERS):
-                    told += budget.run(BudgetOptions(folder, "h100", sizing=several), as_json)[0]
+                    told += budget.run(budgeted, as_json)[0]
     return told
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.live import load, ramps, server
 
-from diag.ramp import kept
 from diag.ramp.comparison import compare
+from diag.sources import kept_ramp
 
 pytestmark = [pytest.mark.live, pytest.mark.nightly, server.needed]
 OPTIONS = ("--from", "4", "--most", "16", "--rates", "0", "--step-seconds", "15")
@@ -21,7 +21,7 @@ def test_a_ramp_measures_the_steady_part_of_its_steps(tmp_path: Path) -> None:
     with server.running(tmp_path, ramps.EIGHT.size, ramps.EIGHT.flags) as vllm, load.alone():
         found = ramps.ramp(vllm.url, ramps.EIGHT.tokens, *OPTIONS)
     told = json.dumps(found, indent=1)
-    read = kept.parse(json.loads(told), "ramp.json", 0.0)
+    read = kept_ramp.parse(json.loads(told), "ramp.json", 0.0)
     assert read.load_by == f"vllm bench serve {found['vllm']}", told
     assert compare(read, read).verdict == ("no change" if read.ceiling else "not comparable"), told
     for step in found["steps"]:

@@ -13,8 +13,9 @@ import pytest
 from support import top_views
 from support.live import cure, load, server
 
-from diag.commands.budget import BudgetOptions, estimate
+from diag.commands.budget import estimate
 from diag.commands.observe import ObserveOptions
+from diag.commands.options import BudgetOptions
 
 pytestmark = [pytest.mark.live, server.needed]
 DIAG = str(Path(sys.executable).parent / "diag")

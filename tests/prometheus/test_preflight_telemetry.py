@@ -12,7 +12,7 @@ from support.prometheus_server import PLACES, Server, program, serving
 from diag.artefacts.generate import files
 from diag.commands import preflight as work
 from diag.commands.observe import site
-from diag.commands.preflight import PreflightOptions
+from diag.commands.options import PreflightOptions
 from diag.core.contract import Contract
 from diag.knowledge.catalog import load
 from diag.preflight.check import State

@@ -14,7 +14,8 @@ from diag.diagnosis.report import Report
 from diag.diagnosis.vitals import CeilingShares
 from diag.ramp.analysis import Circumstances, conclude
 from diag.ramp.plan import Limits
-from diag.ramp.step import Offer, measure
+from diag.ramp.results import Offer
+from diag.ramp.step import measure
 from diag.report import json, sentences
 from diag.report.short_report import short_report
 

@@ -25,8 +25,8 @@ from diag.core.contract import Contract
 from diag.core.formatting import MOST_SHOWN
 from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.query_cache import QueryCache
-from diag.exposition import render
 from diag.diagnosis.report import Report, Transitions
+from diag.exposition import render
 from diag.knowledge.catalog import load
 from diag.report import dataframe, html, markdown, terminal
 from diag.report import json as as_json

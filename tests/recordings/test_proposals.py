@@ -20,7 +20,7 @@ from diag.diagnosis.proposals import FlagChange, Proposal, Running, available, p
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.relaunch import relaunch
 from diag.diagnosis.report import Finding
-from diag.knowledge.catalog import _check_fix, load
+from diag.knowledge.catalog import _check_alone, load
 from diag.knowledge.signals import running_value, tokens_of_one_prompt_within_pause, tokens_prefilled_within_pause
 from diag.report import markdown, terminal
 from diag.sources.recording.reader import read
@@ -454,7 +454,7 @@ def test_prompts_that_are_prefilled_together_share_the_freeze_limit() -> None:
 def test_a_flag_that_no_release_has_is_refused_in_a_declaration(told: dict[str, Any]) -> None:
     cascade = next(each for each in load() if each.id == "kv_eviction_cascade")
     with pytest.raises(ValueError, match="no vLLM release has the flag"):
-        _check_fix(fix(**told), cascade)
+        _check_alone(cascade._replace(fixes=(fix(**told),)), Path("kv_eviction_cascade.py"))
 
 
 def flags(folder: Path, recording: str, launch: str, change: Callable[[str], str] = str) -> dict[str, Any]:

@@ -19,11 +19,13 @@ from support.schemas import validator
 from diag.commands import doctor
 from diag.commands import ramp as work
 from diag.commands.observe import ObserveOptions
+from diag.commands.options import RampOptions
 from diag.core.contract import Contract
 from diag.diagnosis.proposals import Running
 from diag.ramp.analysis import Circumstances, conclude
 from diag.ramp.plan import Limits, request_lengths
-from diag.ramp.step import ClientResult, GeneratorUse, Offer, Step, measure
+from diag.ramp.results import ClientResult, GeneratorUse, Offer
+from diag.ramp.step import Step, measure
 from diag.report import ramp as text
 from diag.sources.observation import Observation
 from diag.sources.recording.reader import read
@@ -32,7 +34,7 @@ SCHEMA = validator(Path(text.__file__).parent / "diag.ramp.schema.json")
 
 
 def ramped(name: str | Path) -> tuple[work.Ramp, dict[str, Any]]:
-    found = work.run(work.RampOptions(ObserveOptions([str(RECORDINGS / name)]), attach=True))
+    found = work.run(RampOptions(attach=True), ObserveOptions([str(RECORDINGS / name)]))
     document = text.document(found)
     SCHEMA.validate(document)
     return found, document

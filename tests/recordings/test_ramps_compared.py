@@ -14,13 +14,14 @@ from support.schemas import validator
 
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
-from diag.ramp import kept
 from diag.ramp.analysis import Circumstances, MeasuredOn, conclude
 from diag.ramp.comparison import RampComparison, compare
 from diag.ramp.plan import Limits, RequestLengths
-from diag.ramp.step import ClientResult, Latency, Offer, Step, measure
+from diag.ramp.results import ClientResult, Latency, Offer
+from diag.ramp.step import Step, measure
 from diag.report import ramp as text
 from diag.report import ramps
+from diag.sources import kept_ramp
 
 LIMITS = Limits(Contract(ttft_seconds=10.0), seconds=10.0)
 ON = MeasuredOn(
@@ -80,7 +81,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def compared(before: Document, after: Document) -> RampComparison:
-    return compare(kept.parse(before, "old.json", 0.0), kept.parse(after, "new.json", 0.0))
+    return compare(kept_ramp.parse(before, "old.json", 0.0), kept_ramp.parse(after, "new.json", 0.0))
 
 
 def test_two_runs_of_one_server_show_no_change(measured: Mapping[str, list[Step]], write: Write) -> None:
@@ -169,14 +170,14 @@ def test_a_ramp_that_is_compared_at_once_keeps_the_comparison(tmp_path: Path) ->
     found = json.loads(done.stdout)
     RAMP.validate(found)
     assert (done.returncode, found["against"]["verdict"]) == (0, "no change")
-    assert kept.parse(found, "new", 0.0).ceiling == kept.read(old).ceiling
+    assert kept_ramp.parse(found, "new", 0.0).ceiling == kept_ramp.read(old).ceiling
     assert "<dt>Against</dt><dd>NO CHANGE: " in page.read_text()
 
 
 def test_recorded_servers_that_serve_less_are_worse() -> None:
     """One server: clients of as many LoRA adapters as it has slots for, and of three times as many."""
     fits, thrash = (
-        kept.parse(json.loads(cli.diag("ramp", str(RECORDINGS / name), "--attach", "--json").stdout), name, 0.0)
+        kept_ramp.parse(json.loads(cli.diag("ramp", str(RECORDINGS / name), "--attach", "--json").stdout), name, 0.0)
         for name in ("lora_fits", "lora_thrash")
     )
     assert (compare(fits, thrash).verdict, compare(thrash, fits).verdict) == ("worse", "better")
@@ -185,7 +186,7 @@ def test_recorded_servers_that_serve_less_are_worse() -> None:
 # -- what counts as a difference ---------------------------------------------------------------------------------------
 
 
-def ramp_of(rates: Mapping[int, float], **changes: object) -> kept.RampResult:
+def ramp_of(rates: Mapping[int, float], **changes: object) -> kept_ramp.RampResult:
     """Return a bounded ramp that served so many requests/s at each concurrency; ITL p99 is 20 ms + 1 ms a request."""
     content = {"schema": "diag.ramp/1", "model": "m", "vllm": "0.32.0", "binds": {"id": "compute", "name": "compute"}}
     listed = []
@@ -195,7 +196,7 @@ def ramp_of(rates: Mapping[int, float], **changes: object) -> kept.RampResult:
         step = {"concurrency": concurrency, "counts": True, "within_slo": True, "requests_per_second": rate}
         step |= {"requests": 30 * rate, "seconds": 30.0, "output_tokens_per_second": 100 * rate, "quarters": quarters}
         listed.append(step | {"itl": itl, "ttft": {}, "client": {"itl": itl}} | changes)
-    return kept.parse(content | {"ceiling": listed[-1], "steps": listed}, "ramp.json", 0.0)
+    return kept_ramp.parse(content | {"ceiling": listed[-1], "steps": listed}, "ramp.json", 0.0)
 
 
 BASE = {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 10.0}
@@ -254,9 +255,9 @@ def test_latency_between_two_steps_is_no_evidence_of_a_slower_server() -> None:
 
 
 def test_a_p99_within_a_bucket_or_its_neighbour_is_no_change() -> None:
-    def by_histogram(p99: float, bucket: tuple[float, float] | None) -> kept.RampResult:
+    def by_histogram(p99: float, bucket: tuple[float, float] | None) -> kept_ramp.RampResult:
         found = ramp_of(BASE)
-        itl = kept.KeptLatency(0.02, 0.02, p99, 400.0, bucket)
+        itl = kept_ramp.Latency(0.02, 0.02, p99, 400.0, bucket=bucket)
         return found._replace(steps=tuple(step._replace(itl=itl, client_itl=None) for step in found.steps))
 
     before = by_histogram(0.0249, (0.01, 0.025))
@@ -286,7 +287,7 @@ def test_a_file_that_is_no_ramp_is_refused(content: str, tmp_path: Path) -> None
     file = tmp_path / "ramp.json"
     file.write_text(content)
     with pytest.raises(BadUsage, match=r"is no result of diag ramp --json"):
-        kept.read(file)
+        kept_ramp.read(file)
 
 
 def test_wrong_usage_is_one_sentence(write: Write, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from support.reports import judged, present_only, uncounted
 from support.schemas import validator
 
 from diag.commands import doctor
-from diag.commands.mcp import answers, tools
+from diag.commands.mcp import answers, server
 from diag.commands.mcp.answers import COMPACT, DETAILED, quote_foreign, shorten, to_json
 from diag.commands.mcp.targets import own_texts
 from diag.commands.observe import ObserveOptions
@@ -27,7 +27,7 @@ from diag.report.answer import choose_actions
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
 SCHEMA = validator(ROOT / "diag" / "report" / "diag.doctor.schema.json")
-ANSWER = validator(TypeAdapter(tools.DoctorAnswer).json_schema())
+ANSWER = validator(TypeAdapter(server.DoctorAnswer).json_schema())
 
 
 def truth(name: str) -> dict[str, list[str]]:

@@ -10,8 +10,8 @@ import pytest
 from support.paths import MODELS, ROOT
 from support.sampling import some
 
-from diag.commands.budget import BudgetOptions, estimate, run
-from diag.commands.sizing import SizingOptions
+from diag.commands.budget import estimate, run
+from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.report.gpu_sizing import render_budget
 from diag.vllm.deployments import NOW
@@ -31,7 +31,7 @@ def launch(seed: int) -> tuple[str, str, str, int]:
 
 def sized(command: str, gpu: str, context: str, concurrency: int) -> tuple[str, dict[str, object]]:
     """Return a page, and what it says as JSON."""
-    options = BudgetOptions(command, gpu, version="0.32.0", sizing=SizingOptions(False, gpu, context, concurrency))
+    options = BudgetOptions(command, gpu, version="0.32.0", context=context, concurrency=concurrency)
     return run(options)[0], json.loads(run(options, as_json=True)[0])
 
 
@@ -151,8 +151,8 @@ def test_a_launch_has_each_flag_once() -> None:
 def test_both_pages_hold_the_same_requests_if_no_release_is_named() -> None:
     """Was: a safe concurrency of 8 over all releases, and 9 held with the newest."""
     command = f"vllm serve {MODELS / 'llama-3.1-8b'} --max-model-len 32000 -tp 1"
-    several = SizingOptions(False, "l40s", "32k", 2)
-    said = json.loads(run(BudgetOptions(command, "l40s", sizing=several), as_json=True)[0])
+    options = BudgetOptions(command, "l40s", context="32k", concurrency=2)
+    said = json.loads(run(options, as_json=True)[0])
     assert said["configurations"][0]["requests"] == safe_sequences(estimate(BudgetOptions(command, "l40s")).ledger)
 
 
@@ -171,6 +171,13 @@ def test_the_questions_of_the_page_have_these_answers(at: int) -> None:
     target, *flags = shlex.split(command)
     given = dict(zip(flags[flags[0] == "--all-gpus" :: 2], flags[1 + (flags[0] == "--all-gpus") :: 2], strict=True))
     concurrency = int(given["--concurrency"]) if "--concurrency" in given else None
-    several = SizingOptions("--all-gpus" in flags, given.get("--gpu", ""), given.get("--context", ""), concurrency)
-    page, _ = run(BudgetOptions(target, given.get("--gpu", ""), version=given["--vllm-version"], sizing=several))
+    options = BudgetOptions(
+        target,
+        given.get("--gpu", ""),
+        version=given["--vllm-version"],
+        all_gpus="--all-gpus" in flags,
+        context=given.get("--context", ""),
+        concurrency=concurrency,
+    )
+    page, _ = run(options)
     assert [part.strip("\n") in page for part in answer.split("...\n")] == [True] * (1 + answer.count("...\n"))

@@ -15,7 +15,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from diag.cli.app import app
-from diag.cli.help import missing_argument, notes
+from diag.cli.options import missing_argument, notes
 from diag.core.contract import read
 from diag.knowledge.catalog import load
 

@@ -8,6 +8,7 @@ import pytest
 
 from diag.commands import preflight
 from diag.commands.lint import LintOptions, run
+from diag.commands.options import PreflightOptions
 from diag.core.errors import BadUsage, NoFile, NoLaunch
 
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
@@ -341,8 +342,8 @@ def test_other_programs_are_no_launch_and_their_servers_are_named() -> None:
 def test_preflight_needs_the_memory_for_a_go_and_names_errors_of_the_other_servers(tmp_path: Path) -> None:
     file = tmp_path / "s.sh"
     file.write_text("vllm serve org/m --port 18123 &\nvllm serve org/n --port 18123 &\n")
-    found = preflight.run(preflight.PreflightOptions(str(file)))
+    found = preflight.run(PreflightOptions(str(file)))
     message = "line 2: Port 18123 is that of an earlier server of the same text (line 1)"
     assert message in [result.message for result in found.of("fail")]
     file.write_text("vllm serve org/m --port 18123\n")
-    assert preflight.run(preflight.PreflightOptions(str(file))).answer not in ("go", "warnings")
+    assert preflight.run(PreflightOptions(str(file))).answer not in ("go", "warnings")

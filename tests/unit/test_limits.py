@@ -12,7 +12,7 @@ from support.paths import ROOT
 from diag.cli import options
 from diag.commands import doctor
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
-from diag.commands.mcp.tools import LONGEST_COMMAND
+from diag.commands.mcp.server import LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
 from diag.core import files
@@ -25,8 +25,8 @@ from diag.log import parse_line, tail
 from diag.log.memory_sizes import read_memory_log
 from diag.normal import baseline
 from diag.promql import parser
-from diag.ramp import kept, results
-from diag.sources import observation
+from diag.ramp import results
+from diag.sources import kept_ramp, observation
 from diag.sources.kubernetes import cluster, servers
 from diag.sources.prometheus import client as queries
 from diag.sources.recording import bundle, reader
@@ -34,6 +34,7 @@ from diag.vllm.command import parse
 from diag.vllm.memory import model
 
 MIB = 2**20
+SCRAPING = options.declared()["shared"]["Scraping"]
 ROWS = {
     cells[1].strip(): cells[2]
     for cells in (row.split("|") for row in (ROOT / "docs/limits.md").read_text().splitlines())
@@ -70,13 +71,13 @@ STATED = {
     "pods in a bundle (`diag bundle --k8s`)": f"{servers.MOST_PODS_KEPT} pods, {servers.MOST_EVENTS} events",
     "credential plugin of a kubeconfig": f"{cluster.PLUGIN_SECONDS:g} s",
     "results of a load tool (`diag ramp --results`)": f"{results.MOST_BYTES // MIB} MiB, {results.MOST_STEPS:,} steps",
-    "finished ramps (`diag ramp RESULT...`, `--against`)": f"{kept.MOST_BYTES // MIB} MiB; {MOST_FILES} results",
+    "finished ramps (`diag ramp RESULT...`, `--against`)": f"{kept_ramp.MOST_BYTES // MIB} MiB; {MOST_FILES} results",
     "file with a token or headers": f"{address.MOST_BYTES // MIB} MiB",
     "answer of `diag mcp`": f"{CHARACTERS * COMPACT:,} characters, with `detail` {CHARACTERS * DETAILED:,}",
     "launch command given to `diag mcp`": f"{LONGEST_COMMAND:,} characters",
-    "`--every`, `--probe`": f"{options.LONGEST_PAUSE:,.0f} s",
-    "`--for`": f"{options.LONGEST_DURATION:,.0f} s",
-    "`--timeout`": f"{options.LONGEST_WAIT:,.0f} s",
+    "`--every`, `--probe`": f"{SCRAPING['every']['max']:,.0f} s",
+    "`--for`": f"{SCRAPING['duration']['max']:,.0f} s",
+    "`--timeout`": f"{SCRAPING['timeout']['max']:,.0f} s",
     "status of NCCL's ranks (`--nccl-ras`)": f"{nccl.MOST_BYTES // MIB} MiB, {nccl.ANSWER_SECONDS:g} s; "
     f"{nccl.MOST_NAMED} ranks",
     "InfiniBand ports of a host": f"{infiniband.MOST_PORTS}",

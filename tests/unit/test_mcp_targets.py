@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from diag.commands import lint
+from diag.commands.mcp import run
 from diag.commands.mcp.answers import quote, quote_foreign, shorten, to_json
-from diag.commands.mcp.targets import AllowedTargets, McpOptions, NotAllowed, allow, run
-from diag.commands.mcp.tools import AgentTools
+from diag.commands.mcp.server import AgentTools
+from diag.commands.mcp.targets import AllowedTargets, NotAllowed, allow
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import BadUsage
 from diag.sources.prometheus.scope import Scope, TimeSpan
@@ -115,7 +116,7 @@ def test_invalid_folder_and_log_on_standard_input_are_refused(tmp_path: Path) ->
     with pytest.raises(BadUsage, match="is not a folder"):
         allow([], tmp_path / "nowhere", "", BASE)
     with pytest.raises(BadUsage, match="--log - reads standard input, which carries the protocol"):
-        run(McpOptions((), None, "", 1.0, ObserveOptions([], log="-")))
+        run((), None, "", 1.0, ObserveOptions([], log="-"))
 
 
 def test_a_quotation_cannot_be_closed_from_inside() -> None:

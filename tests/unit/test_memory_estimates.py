@@ -11,8 +11,9 @@ from support.models import changed
 from support.paths import MODELS
 
 from diag.commands import preflight
-from diag.commands.budget import BudgetOptions, estimate
+from diag.commands.budget import estimate
 from diag.commands.lint import judge
+from diag.commands.options import BudgetOptions, PreflightOptions
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
@@ -290,6 +291,6 @@ def test_budget_lint_and_preflight_share_one_ledger() -> None:
     assert page.blocks
     span = f"{page.blocks.low:,} to {page.blocks.high:,}"
     (finding,) = (one for one in judge(command, "0.32.0", gpu="h100").findings if "state_blocks" in one.rule)
-    checked = preflight.run(preflight.PreflightOptions(command, "0.32.0", gpu="h100"))
+    checked = preflight.run(PreflightOptions(command, "0.32.0", gpu="h100"))
     assert span in finding.message and span in page.reasons[0]
     assert page.reasons[0] in [result.message for result in checked.results]

@@ -8,7 +8,8 @@ import pytest
 from support.models import tensors
 from support.paths import MODELS
 
-from diag.commands.budget import BudgetOptions, estimate
+from diag.commands.budget import estimate
+from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm import gpus

@@ -7,7 +7,8 @@ from support.models import changed
 from support.paths import ROOT
 from support.sampling import some
 
-from diag.commands.budget import BudgetOptions, estimate
+from diag.commands.budget import estimate
+from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import Command
 from diag.vllm.memory import weights

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from support.paths import MODELS, RECORDINGS
 from diag.commands import budget
 from diag.commands import lint as linting
 from diag.commands.observe import ObserveOptions, take_snapshot
+from diag.commands.options import BudgetOptions
 from diag.core.errors import DiagError
 from diag.diagnosis import configuration
 from diag.diagnosis.build_report import build_report
@@ -40,7 +40,7 @@ from diag.vllm.running_config import ServerFacts
 CASES = int(os.environ.get("DIAG_LEAK_CASES", "30"))
 MODEL = str(MODELS / "llama-3-8b")
 PAGE = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="128"} 1\nprocess_start_time_seconds 1\n'
-OPTIONS = budget.BudgetOptions("", gpu_memory="80GiB", version="0.32.0")
+OPTIONS = BudgetOptions("", gpu_memory="80GiB", version="0.32.0")
 MARKERS = ("swordfishmarker", "Sw0rdf1shMarker", "SWORDFISH_MARKER", "sword-fish.marker", "sword/fish+marker==")
 QUOTED = (
     "{}",
@@ -243,7 +243,7 @@ def checked(target: str) -> Iterator[str]:
     try:
         found = LintResult(linting.judge_all(target, "0.32.0"))
         yield from (settings_report.render_lint(found), settings_report.render_lint_json(found))
-        estimate = budget.estimate(replace(OPTIONS, target=target))
+        estimate = budget.estimate(OPTIONS._replace(target=target))
         yield from (gpu_sizing.render_budget(estimate), gpu_sizing.render_budget_json(estimate))
     except DiagError as error:
         yield str(error)

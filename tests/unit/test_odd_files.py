@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from diag.commands import lint
-from diag.commands.budget import BudgetOptions, estimate
+from diag.commands.budget import estimate
+from diag.commands.options import BudgetOptions
 from diag.core import files
 from diag.core.contract import read as read_contract
 from diag.core.errors import BadContract, BadDeclaration, BadRecording, BadUsage

@@ -20,7 +20,7 @@ from support.scripted_nvml import GIB, H100, T4
 
 from diag.commands import preflight as work
 from diag.commands.explain import run as explain
-from diag.commands.preflight import PreflightOptions
+from diag.commands.options import PreflightOptions
 from diag.core.contract import Contract, Intentions
 from diag.core.errors import BadContract, BadUsage
 from diag.core.files import read_yaml
@@ -29,8 +29,8 @@ from diag.preflight import machine
 from diag.preflight.check import PreflightFacts, State
 from diag.preflight.checks import CHECKS, Preflight, preflight
 from diag.preflight.machine import Machine, Wheel
-from diag.ramp import kept
 from diag.report import preflight as text
+from diag.sources import kept_ramp
 from diag.vllm.command.parse import parse
 
 LAUNCH = f"vllm serve {MODELS}/llama-3-8b --max-model-len 8192 --load-format dummy"
@@ -45,8 +45,8 @@ def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
     yield lambda *shown, **driver: scripted_nvml.write(place, shown, **driver)
 
 
-def found(target: str = LAUNCH, **options: object) -> Preflight:
-    return work.run(PreflightOptions(target, vllm_version="0.32.0", **options))  # type: ignore[arg-type]
+def found(target: str = LAUNCH, contract: Path | None = None, **options: object) -> Preflight:
+    return work.run(PreflightOptions(target, vllm_version="0.32.0", **options), contract)  # type: ignore[arg-type]
 
 
 def states(of: Preflight, id: str) -> set[State]:
@@ -272,7 +272,7 @@ def ramp_file(folder: Path, **changes: object) -> Path:
 
 
 def of_capacity(folder: Path, load: float, **changes: object) -> dict[str, State]:
-    ramp = kept.read(ramp_file(folder, **changes))
+    ramp = kept_ramp.read(ramp_file(folder, **changes))
     known = replace(facts(ramp=ramp), contract=Contract(preflight=Intentions(concurrency=load)))
     return {each.id: each.state for each in preflight(known, "m").results if each.group == "capacity"}
 

@@ -12,9 +12,9 @@ from diag.core.errors import BadUsage
 from diag.ramp import results
 from diag.ramp.analysis import Circumstances, compared, conclude, gain_per_doubling
 from diag.ramp.plan import Limits, ceiling, next_offer, prompts, requests_for_repeat, why_enough, why_unusable
+from diag.ramp.results import Offer
 from diag.ramp.run import environment
-from diag.ramp.steady import Counted, steady_part
-from diag.ramp.step import Failures, Latency, Offer, Step, step_from_client
+from diag.ramp.step import Counted, Failures, Latency, Step, steady_part, step_from_client
 
 LIMITS = Limits(Contract(ttft_seconds=5.0), seconds=30.0, most=64)
 DATA = Path(__file__).parent.parent / "data" / "load_tools"

@@ -48,58 +48,58 @@ ADDED = ("headlines", "checked", "not_collected", "needs_telemetry", "impact", "
 # -- doctor -----------------------------------------------------------------------------------------------------------
 
 
-def report(found: Report, detail: bool) -> Document:
+def report(judged: Report, detail: bool) -> Document:
     """Return a diagnosis: every incident that is present; with detail, the names of the absent ones."""
-    whole = report_json.document(found._replace(findings=found.present))  # no other readings are shown
-    present = zip(whole["diagnoses"], found.present, strict=True)
+    whole = report_json.document(judged._replace(findings=judged.present))  # no other readings are shown
+    present = zip(whole["diagnoses"], judged.present, strict=True)
     page = {
-        "verdict": found.verdict,
-        "headlines": verdicts(found),
+        "verdict": judged.verdict,
+        "headlines": verdicts(judged),
         "answers": [_pick(answer, _ANSWER) for answer in whole["answers"] if answer["incident"]],
-        "shared": words.shared(found),
+        "shared": words.shared(judged),
         "observed": _observed(whole["observed"]),
-        "servers": coverage.servers(found),
-        "diagnoses": [_diagnosis(known, finding, detail) for known, finding in present],
-        "checked": f"{words.states(found)}; {words.found_nothing(found)}",
-        "unknown": [each.sentence for each in found.not_judged],
-        "not_shown": coverage.not_seen(found),
-        "not_collected": coverage.not_collected(found),
-        "normal": coverage.normality(found)[:_MOST_NORMAL],
-        "notes": coverage.notes(found),
+        "servers": coverage.servers(judged),
+        "diagnoses": [_diagnosis(diagnosis, finding, detail) for diagnosis, finding in present],
+        "checked": f"{words.states(judged)}; {words.found_nothing(judged)}",
+        "unknown": [reason.sentence for reason in judged.not_judged],
+        "not_shown": coverage.not_seen(judged),
+        "not_collected": coverage.not_collected(judged),
+        "normal": coverage.normality(judged)[:_MOST_NORMAL],
+        "notes": coverage.notes(judged),
     }
     more = {
         "progress": whole["progress"],
         "ceilings": whole["ceilings"],
-        "normal": whole["normal"]["readings"] and coverage.normality(found),
-        "absent": list(found.absent),
-        "needs_telemetry": sorted(found.needs_telemetry),
+        "normal": whole["normal"]["readings"] and coverage.normality(judged),
+        "absent": list(judged.absent),
+        "needs_telemetry": sorted(judged.needs_telemetry),
         "thresholds": whole["thresholds"],
     }
     return _without_empty(page | (more if detail else {}), "verdict", "headlines", "observed", "diagnoses")
 
 
-def _diagnosis(known: Mapping[str, Any], finding: Finding, detail: bool) -> Document:
+def _diagnosis(diagnosis: Mapping[str, Any], finding: Finding, detail: bool) -> Document:
     """Return one incident; if another one explains it, only the head."""
     incident = finding.diagnosis.incident
     named = {"title": incident.title, "impact": incident.impact}
     if detail:
-        return {**known, **named}
-    head = _pick(known, _HEAD)
-    if not known["primary"]:
+        return {**diagnosis, **named}
+    head = _pick(diagnosis, _HEAD)
+    if not diagnosis["primary"]:
         return head
     evidence = {
         "symptoms": [
             _pick(reading, (*_READING, "culprits") if reading["culprits"] else _READING)
-            for reading in known["symptoms"]
+            for reading in diagnosis["symptoms"]
         ],
-        "ruled_out": [refuted["look_alike"] for refuted in known["ruled_out"]],
-        "not_ruled_out": [look_alike["look_alike"] for look_alike in known["not_ruled_out"]],
-        "quotes": [_pick(quote, ("text", "process", "cause")) for quote in known["quotes"]],
+        "ruled_out": [refuted["look_alike"] for refuted in diagnosis["ruled_out"]],
+        "not_ruled_out": [look_alike["look_alike"] for look_alike in diagnosis["not_ruled_out"]],
+        "quotes": [_pick(quote, ("text", "process", "cause")) for quote in diagnosis["quotes"]],
         "fixes": [
             _without_empty({"diff": words.change(proposal)} | _pick(fix, _FIX), "change", "restart")
-            for fix, proposal in zip(known["fixes"], finding.proposals, strict=True)
+            for fix, proposal in zip(diagnosis["fixes"], finding.proposals, strict=True)
         ],
-        "relaunch": known["relaunch"],
+        "relaunch": diagnosis["relaunch"],
     }
     return head | _without_empty(named | evidence)
 
@@ -114,13 +114,13 @@ def runbook(markdown: str, section: str, detail: bool) -> Document:
     wanted = [title for title in sections if section and section.lower() in title.lower()]
     if not section and not detail:
         wanted = [title for title in sections if title in _TO_ACT]
-    shown = wanted or list(sections)
+    chosen = wanted or list(sections)
     return _without_empty(
         {
             "title": head.strip().partition("\n")[0].lstrip("# "),
-            "sections": [{"title": title, "text": sections[title]} for title in shown]
+            "sections": [{"title": title, "text": sections[title]} for title in chosen]
             or [{"title": "", "text": head.strip()}],
-            "other_sections": [title for title in sections if title not in shown],
+            "other_sections": [title for title in sections if title not in chosen],
         }
     )
 
@@ -184,10 +184,10 @@ def comparison(found: Verification, detail: bool) -> Document:
     return _without_empty(page, "verdict", "headlines", "servers")
 
 
-def _observed(seen: Mapping[str, Any]) -> Document:
+def _observed(observed: Mapping[str, Any]) -> Document:
     """Return which samples were judged; a recording has its name in it, not its path on this host."""
-    target = Path(seen["target"]).name if seen["source"] == "recording" else seen["target"]
-    return _pick(seen, _OBSERVED) | {"target": target}
+    target = Path(observed["target"]).name if observed["source"] == "recording" else observed["target"]
+    return _pick(observed, _OBSERVED) | {"target": target}
 
 
 def _pick(document: Mapping[str, Any], names: Iterable[str]) -> Document:
@@ -272,15 +272,15 @@ _FOREIGN: Mapping[str, Callable[[str], str]] = {
 
 def shorten(document: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     """Return the document in at most so many tokens; `left_out` names the lists and texts that are cut."""
-    shown: dict[str, Any] = {}
+    shortened: dict[str, Any] = {}
     for entries, characters in _STEPS:
         left: Counter[str] = Counter()
-        shown = {name: _cut(part, entries, characters, name, left) for name, part in document.items()}
+        shortened = {name: _cut(part, entries, characters, name, left) for name, part in document.items()}
         if left:
-            shown["left_out"] = [f"{place}: {count} more" for place, count in sorted(left.items())]
-        if len(to_json(shown)) <= tokens * CHARACTERS:
-            return shown
-    return shown
+            shortened["left_out"] = [f"{place}: {count} more" for place, count in sorted(left.items())]
+        if len(to_json(shortened)) <= tokens * CHARACTERS:
+            return shortened
+    return shortened
 
 
 def to_json(document: Mapping[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""Start `diag mcp`: the allow-list of an agent, its instructions, and the server.
-
-The allow-list has the servers, recordings and the Prometheus that the command line names.
-"""
+"""The allow-list of an agent: servers, recordings and a Prometheus, as on the command line; and its instructions."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -65,10 +62,10 @@ class AllowedTargets:
             with suppress(BadUsage):
                 target = self.servers.get(_identity(parse(name)), "")
         if not target:
-            shown = quote_name(without_user(name) if "@" in name else name)
-            raise NotAllowed(f"{shown} is not among the targets: {self.describe()}")
-        known = replace(self.base, targets=[target])
-        return known if target in self.servers.values() else replace(known, log="", launch="")
+            named = quote_name(without_user(name) if "@" in name else name)
+            raise NotAllowed(f"{named} is not among the targets: {self.describe()}")
+        observed = replace(self.base, targets=[target])
+        return observed if target in self.servers.values() else replace(observed, log="", launch="")
 
     def pages(self, name: str) -> ObserveOptions:
         """Return the options for a target that has pages of metrics; NotAllowed for the Prometheus."""
@@ -136,30 +133,7 @@ def _identity(address: Address) -> str:
     return "" if address.authorization or address.query else address.shown.rstrip("/").removesuffix("/metrics")
 
 
-# -- diag mcp --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class McpOptions:
-    """Allowed targets and the deadline of a call; `base` has the options of every observation."""
-
-    servers: tuple[str, ...]
-    recordings: Path | None
-    prometheus: str
-    deadline: float
-    base: ObserveOptions
-
-
-def run(options: McpOptions) -> None:
-    """Serve until standard input ends; BadUsage if the allow-list is invalid or the SDK is not installed."""
-    if options.base.log == "-":
-        raise BadUsage("--log - reads standard input, which carries the protocol: name a file")
-    targets = allow(options.servers, options.recordings, options.prometheus, options.base)
-    try:
-        from diag.commands.mcp.server import serve
-    except ImportError as error:
-        raise BadUsage("diag mcp needs the Model Context Protocol SDK: pip install 'diag[mcp]'") from error
-    serve(targets, own_texts(options.base), instructions(targets), options.deadline)
+# -- what an agent is told ---------------------------------------------------------------------------------------------
 
 
 def own_texts(base: ObserveOptions) -> frozenset[str]:

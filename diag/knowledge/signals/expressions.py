@@ -17,6 +17,8 @@ from diag.core.incident import Part, Signal
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
+NOW = {gauge: f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING)}
+IN_FLIGHT = " + ".join(NOW.values())
 CAPACITY = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 TTFT = ("vllm:time_to_first_token_seconds",)

@@ -170,8 +170,8 @@ class RecordedLog:
     def until(self, at: float, page: bytes) -> Sequence[Reading]:
         """Return the log's metrics at a scrape; `page` is b"" if it failed. Scrapes come in order."""
         from diag.core.metric_prefix import named_as_ours
-        from diag.log.corroboration import Measurement, measure
         from diag.exposition import labelled
+        from diag.log.corroboration import Measurement, measure
 
         measured = measure(at, named_as_ours(page)[0]) if page else Measurement(at, page=False, answers=False)
         if not self._begun:  # the lines before the first scrape are judged by what it measured

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.command import command_line, from_variables, serve, split, unread
 from diag.core.files import parse_yaml
+from diag.vllm.command.command import command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.shell import filled_templates
 

@@ -1,45 +1,41 @@
-"""A kept result of `diag ramp --json`: what was measured, on what, when, and what else differs between two of them.
+"""A kept result of `diag ramp --json`: what was measured, on what, and when.
 
 Results of an older diag lack fields: what they do not tell is None, "" or empty, and is never guessed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import read_json
-from diag.core.formatting import listed, number, printable, quantity
-from diag.normal.baseline import SAME_LENGTHS
+from diag.core.formatting import printable
 from diag.vllm.command.command import Command
-from diag.vllm.command.parse import parse as parse_command
-from diag.vllm.command.shown import shown
 
 MOST_BYTES = 2**24
 MOST_LAUNCH = 2**16
 """Characters of a launch command."""
-SCHEMA = "diag.ramp/1"
-_ABSURD = 1e15
+_SCHEMA = "diag.ramp/1"
+ABSURD = 1e15
 """Numbers from here on are not measurements."""
 Kind = Literal["closed", "open", "seen"]
-Category = Literal["model", "release", "flags", "traffic", "hardware", "SLO", "host"]
 NAMES = ("--host", "--port", "--served-model-name", "--api-key", "--uvicorn-log-level", "--root-path", "--model")
 """Flags that change no performance, and the model, which a result names itself."""
-OTHERS = 0.05
-"""Share of the ceiling from which on traffic of others changes a ramp by as much as two runs differ (judged)."""
-WAITS = 0.1
-"""Difference in CPU wait from which on a host was clearly busier (judged)."""
-NOT_SET = "not set"
 
 
-class KeptLatency(NamedTuple):
-    """Percentiles in seconds and how many were observed; `bucket` as in `step.Latency`."""
+class Latency(NamedTuple):
+    """Percentiles in seconds and how many were observed; `late` is the share beyond the SLO, None if unknown.
 
-    p50: float | None
-    p90: float | None
-    p99: float | None
-    observed: float
+    `bucket` has the edges of the histogram's bucket in which p99 lies, the upper one None if it has none; None for a
+    client's exact percentiles.
+    """
+
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    observed: float = 0.0
+    late: float | None = None
     bucket: tuple[float, float | None] | None = None
 
 
@@ -58,10 +54,10 @@ class LoadStep(NamedTuple):
     requests: float
     preemptions: float
     holds: bool
-    itl: KeptLatency
-    ttft: KeptLatency
-    client_itl: KeptLatency | None
-    client_ttft: KeptLatency | None
+    itl: Latency
+    ttft: Latency
+    client_itl: Latency | None
+    client_ttft: Latency | None
     quarters: tuple[float, ...]
     cpu_wait: float | None
 
@@ -107,7 +103,7 @@ def read(file: Path) -> RampResult:
 def parse(document: Any, file: str, written: float) -> RampResult:
     """Parse a document; a wrong one raises one of the errors that `read` turns into BadUsage."""
     launch = str(document.get("launch") or "")
-    if document["schema"] != SCHEMA or len(launch) > MOST_LAUNCH:
+    if document["schema"] != _SCHEMA or len(launch) > MOST_LAUNCH:
         raise ValueError
     moment = document.get("measured_at")
     measured = datetime.fromisoformat(moment) if moment else datetime.fromtimestamp(written, UTC)
@@ -166,11 +162,11 @@ def _step(step: Mapping[str, Any], kept_up: float | None) -> LoadStep | None:
     )
 
 
-def _latency(latency: Mapping[str, Any]) -> KeptLatency:
+def _latency(latency: Mapping[str, Any]) -> Latency:
     p50, p90, p99, observed = (_optional(latency.get(name)) for name in ("p50", "p90", "p99", "observed"))
     edges = latency.get("bucket")
     bucket = (_number(edges[0]), _optional(edges[1])) if edges else None
-    return KeptLatency(p50, p90, p99, observed or 0.0, bucket)
+    return Latency(p50, p90, p99, observed or 0.0, bucket=bucket)
 
 
 def _text(value: object) -> str:
@@ -182,108 +178,12 @@ def _optional(value: object) -> float | None:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _ABSURD:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < ABSURD:
         raise ValueError
     return float(value)
-
-
-class Difference(NamedTuple):
-    """A circumstance that changed between two ramps, in words."""
-
-    category: Category
-    name: str
-    before: str
-    after: str
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.name} {self.before} -> {self.after}"
 
 
 def settings(command: Command) -> dict[str, str]:
     """Return the flags that may change the performance, with their last values."""
     given = {option.name: " ".join(option.values) or "set" for option in command.given}
     return {name: value for name, value in given.items() if name not in NAMES}
-
-
-def differences(before: RampResult, after: RampResult) -> tuple[Difference, ...]:
-    """Return all known differences; what one of both does not tell is none."""
-    pairs: list[tuple[Category, str, str, str]] = [
-        ("model", "model", before.model, after.model),
-        ("release", "vLLM", before.version, after.version),
-        ("traffic", "load by", before.load_by, after.load_by),
-        ("hardware", "GPUs", _counted(before.gpus), _counted(after.gpus)),
-        ("hardware", "power limits", _limits(before), _limits(after)),
-    ]
-    if before.load_by.startswith(after.load_by) or after.load_by.startswith(before.load_by):
-        del pairs[2]  # they differ at most in a version that one of both does not tell
-    found = [Difference(*pair) for pair in pairs if pair[2] and pair[3] and pair[2] != pair[3]]
-
-    old_flags, new_flags = _parsed(before.launch), _parsed(after.launch)
-    for name in sorted({*old_flags, *new_flags}) if old_flags and new_flags else ():
-        old, new = (printable(flags.get(name, NOT_SET), 60) for flags in (old_flags, new_flags))
-        if old != new:
-            found.append(Difference("flags", name, old, new))
-
-    found += _traffic(before, after)
-    for name in sorted(before.slo.keys() & after.slo.keys()):
-        if before.slo[name] != after.slo[name]:
-            found.append(Difference("SLO", name, number(before.slo[name]), number(after.slo[name])))
-
-    then, now = (ramp.ceiling.cpu_wait if ramp.ceiling else None for ramp in (before, after))
-    if then is not None and now is not None and abs(now - then) > WAITS:
-        name = "time in which vLLM waited for a CPU"
-        found.append(Difference("host", name, quantity(then, "share"), quantity(now, "share")))
-    return tuple(found)
-
-
-def unknown(before: RampResult, after: RampResult) -> tuple[str, ...]:
-    """Return the circumstances that one of both results does not tell."""
-    told: dict[str, tuple[object, object]] = {
-        "release": (before.version, after.version),
-        "flags": (_parsed(before.launch), _parsed(after.launch)),
-        "GPUs": (before.gpus, after.gpus),
-        "GPU power limits": (before.power_limits, after.power_limits),
-        "load generator": (before.load_by, after.load_by),
-    }
-    return tuple(name for name, (then, now) in told.items() if not then or not now)
-
-
-def _counted(names: Iterable[str]) -> str:
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return listed([f"{count} x {name}" if count > 1 else name for name, count in sorted(counts.items())])
-
-
-def _limits(ramp: RampResult) -> str:
-    return _counted(quantity(limit, "watts") for limit in ramp.power_limits)
-
-
-def _parsed(launch: str) -> Mapping[str, str]:
-    """Return flags and environment of a launch command, {} if it cannot be read; a file may hold secrets as well."""
-    try:
-        command = parse_command(shown(launch)) if launch else None
-    except BadUsage:
-        return {}
-    return {"vllm": "", **settings(command), **command.environment} if command else {}
-
-
-def _traffic(before: RampResult, after: RampResult) -> Iterator[Difference]:
-    """Compare the lengths that were set, else those that were measured at the ceiling, and the traffic of others."""
-    names = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"}
-    for field, name in names.items():
-        old, new, factor = before.lengths[field], after.lengths[field], 1.0
-        if old is None or new is None:
-            ceilings, factor = (before.ceiling, after.ceiling), SAME_LENGTHS
-            old, new = (getattr(step, field) / step.served if step and step.served else None for step in ceilings)
-        if old and new and max(old, new) > factor * min(old, new):
-            yield Difference("traffic", f"{name} a request", number(old), number(new))
-    for field, name in {"prefix_tokens": "shared prefix tokens", "length_spread": "spread of the lengths"}.items():
-        old, new = before.lengths[field], after.lengths[field]
-        unit = "share" if field == "length_spread" else ""
-        if old is not None and new is not None and quantity(old, unit) != quantity(new, unit):
-            yield Difference("traffic", name, quantity(old, unit), quantity(new, unit))
-    then, now = before.others, after.others
-    if then is not None and now is not None and before.ceiling and abs(now - then) > OTHERS * before.ceiling.served:
-        yield Difference("traffic", "requests/s of others", number(then), number(now))
