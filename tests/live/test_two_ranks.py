@@ -128,7 +128,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
     with (
         ThreadPoolExecutor(1) as meanwhile,
         (calls / "lock").open("w") as lock,
-        server.starting(tmp_path, "tiny", TWO_RANKS, **environment) as vllm,
+        server.starting(tmp_path, "tiny", TWO_RANKS, cold=True, **environment) as vllm,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
         exporter = Exporter(ExporterOptions(vllm.url, log=str(vllm.log)))

