@@ -20,7 +20,7 @@ from support.live import server as live
 from support.processes import TP2, engine, serving
 
 from diag.core.metric_families import families
-from diag.exporter.process import collector, stacks, table
+from diag.exporter.process import collector, table
 from diag.exporter.process.collector import ProcessCollector, children
 from diag.exporter.process.server import Owner, find_server
 from diag.exporter.process.table import ProcessEntry
@@ -614,7 +614,10 @@ def _look_as_nobody(port: int, theirs: Any) -> None:
     theirs.send((processes.launch(), processes.visible(), *found))
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not stacks._py_spy(), reason="needs root, to give up its rights, and py-spy")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not Path(sys.executable).with_name("py-spy").exists(),
+    reason="needs root, to give up its rights, and py-spy",
+)
 @pytest.mark.parametrize("may_read", [True, False])
 def test_without_the_right_to_read_a_process_its_stack_is_replaced_by_the_reason(may_read: bool) -> None:
     code = "from sys import argv; from diag.exporter.process import stacks, server\n"
