@@ -59,7 +59,9 @@ def disputed(one: Mapping[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
-    with server.running(tmp_path_factory.mktemp("vllm"), "tiny", cure.TINY, VLLM_SERVER_DEV_MODE="1") as running:
+    folder = tmp_path_factory.mktemp("vllm")
+    # the relaunch line is that of its command line, which shows the template's interpreter otherwise
+    with server.running(folder, "tiny", cure.TINY, cold=True, VLLM_SERVER_DEV_MODE="1") as running:
         # at the first request vLLM gathers its environment, which may take longer than diag waits
         urllib.request.urlopen(f"{running.url}/server_info", timeout=server.READY_SECONDS).close()
         yield running

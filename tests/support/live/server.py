@@ -54,9 +54,9 @@ class Server:
 
 
 @contextmanager
-def running(folder: Path, size: str, flags: Sequence[str], **environment: str) -> Iterator[Server]:
+def running(folder: Path, size: str, flags: Sequence[str], cold: bool = False, **environment: str) -> Iterator[Server]:
     """Serve a random model of that size with these flags."""
-    with starting(folder, size, flags, **environment) as server:
+    with starting(folder, size, flags, cold=cold, **environment) as server:
         wait_until_ready(server)
         yield server
 
