@@ -16,6 +16,7 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("template.py")
 IMPORTS = 120.0
 """Seconds in which the template must have imported vLLM."""
+_asked = threading.Lock()
 
 
 @functools.cache
@@ -24,12 +25,10 @@ def template(python: str) -> str:
     folder = tempfile.TemporaryDirectory(prefix="vllm-template-")
     atexit.register(folder.cleanup)
     path = f"{folder.name}/socket"
+    # room for the command line and for the environment of each server; a thread, as vLLM gives to a worker on one core
+    command = [python, str(SCRIPT), path, "x" * 4096]
+    told = {**os.environ, "OMP_NUM_THREADS": "1", "PADDING": "x" * 16384}
     with Path(folder.name, "log").open("wb") as log:
-        # room for the command line and for the environment of each server
-        command, told = (
-            [python, str(SCRIPT), path, "x" * 4096],
-            {**os.environ, "OMP_NUM_THREADS": "1", "PADDING": "x" * 16384},
-        )
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=told)
     atexit.register(process.kill)
     end = time.monotonic() + IMPORTS
@@ -47,8 +46,10 @@ class ForkedServer:
         """Fork it; its output is appended to the log."""
         log.touch()
         asked = {"arguments": arguments, "environment": environment, "log": str(log)}
+        with _asked:  # servers that start side by side share one template
+            address = template(python)
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(template(python))
+            connection.connect(address)
             connection.sendall(json.dumps(asked).encode() + b"\n")
             self._told = connection.makefile("r", encoding="ascii")
         self.pid = int(self._told.readline())

@@ -77,7 +77,7 @@ def starting(
     told = {**os.environ, **ENVIRONMENT, **environment}
     written = folder / f"server-{port}.log"
     process: subprocess.Popen[bytes] | ForkedServer
-    if cold or "VLLM_LOGGING_LEVEL" in environment:
+    if cold or "VLLM_LOGGING_LEVEL" in environment:  # vLLM reads that one while it is imported
         with written.open("ab") as log:
             command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", *arguments]
             process = subprocess.Popen(command, stdout=log, stderr=log, env=told, start_new_session=True)
