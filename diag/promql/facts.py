@@ -4,7 +4,7 @@ Text is edited, not printed anew: promql-parser prints durations without millise
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from diag.promql.data import (
@@ -59,23 +59,25 @@ def output_labels(expression: Expression) -> frozenset[str] | None:
     return _labels(expression.node)
 
 
-def add_matchers(promql: str, matchers: str, parts: Collection[str] = ()) -> str:
+def add_matchers(promql: str, matchers: str | Callable[[str], str], parts: Collection[str] = ()) -> str:
     """Return the expression with `matchers`, `job="vllm",cluster="eu"` for example, in each selector.
 
-    The names in `parts` are left as they are: other expressions are going to replace them.
+    A function returns those of a metric; a selector without a fixed name has the name "". The names in `parts` are left
+    as they are: other expressions are going to replace them.
     """
     if not matchers:
         return promql
     selected = metric_names(parse(promql)).difference(parts)
-    names = "|".join(name for name in selected if _METRIC.fullmatch(name)) or "{"
-    bare = rf"(?<![\w:])(?:{names})(?![\w:]|\s*\{{)"
+    names = "|".join(name for name in selected if _METRIC.fullmatch(name)) or "(?!)"
+    selector = rf"(?<![\w:])(?P<name>{names})(?![\w:])(?:\s*\{{)?|\{{"
 
     def put(found: re.Match[str]) -> str:
         if found["string"]:
             return found[0]
-        return f"{{{matchers}," if found[0] == "{" else f"{found[0]}{{{matchers}}}"
+        added = matchers if isinstance(matchers, str) else matchers(found["name"] or "")
+        return f"{found[0]}{added}, " if found[0][-1] == "{" else f"{found[0]}{{{added}}}"
 
-    return re.sub(rf"(?P<string>{_STRING})|\{{|{bare}", put, promql)
+    return re.sub(rf"(?P<string>{_STRING})|{selector}", put, promql)
 
 
 class _Break(NamedTuple):

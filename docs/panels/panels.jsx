@@ -5,7 +5,7 @@ import { ThemeProvider, CssBaseline, Box, Typography } from '@mui/material';
 import { ChartsProvider, SnackbarProvider, Table, generateChartsTheme, getTheme } from '@perses-dev/components';
 import { TimeSeriesChartBase } from '@perses-dev/timeseries-chart-plugin';
 
-const theme = getTheme('light');
+const theme = getTheme(new URLSearchParams(location.search).get('theme') ?? 'light');
 const charts = generateChartsTheme(theme, {});
 const COLUMN = 1176 / 24, ROW = 38;
 const PALETTE = ['#2563a8', '#b45309', '#15803d', '#7c3aed', '#be185d', '#0e7490', '#854d0e', '#475569'];

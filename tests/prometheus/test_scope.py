@@ -160,9 +160,9 @@ def test_matchers_narrow_every_selector(tmp_path: Path) -> None:
     ("promql", "expected"),
     [
         ("up", 'up{job="v"}'),
-        ("up{}", 'up{job="v",}'),
-        ('rate(x{le="{up}"}[15ms] offset 5m)', 'rate(x{job="v",le="{up}"}[15ms] offset 5m)'),
-        ('{__name__=~"up|x"}', '{job="v",__name__=~"up|x"}'),
+        ("up{}", 'up{job="v", }'),
+        ('rate(x{le="{up}"}[15ms] offset 5m)', 'rate(x{job="v", le="{up}"}[15ms] offset 5m)'),
+        ('{__name__=~"up|x"}', '{job="v", __name__=~"up|x"}'),
         ('label_replace(up, "x", "up", "", "")', 'label_replace(up{job="v"}, "x", "up", "", "")'),
         ("sum by (upper) (up) / vector(1)", 'sum by (upper) (up{job="v"}) / vector(1)'),
     ],

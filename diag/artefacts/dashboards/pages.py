@@ -349,7 +349,8 @@ def capacity_page(contract: Contract, series: Mapping[str, str]) -> DashboardPag
         promql = scope.fill(f"sum by (le) (increase(vllm:request_{kind}_tokens_bucket[$window]))", ())
         return grafana.heatmap(PanelHeader(title, bands), PanelQuery(promql, "{{le}}"), of_buckets=True)
 
-    now = scope.fill(f"$${GPU_COST} / 3600 * {GPUS} / ({GENERATED} > 0) * 1e6", scope.by())
+    gpu_seconds = scope.fill(f"{GPUS} / ({GENERATED} > 0) * 1e6", scope.by())
+    now = f"${GPU_COST} / 3600 * {gpu_seconds}"
     busiest = f"max by ({', '.join(scope.by())}) ({scope.recorded(bandwidth_share, ('instance', 'engine'))})"
     cost = grafana.time_series(
         PanelHeader(

@@ -1,6 +1,5 @@
 """Parts of several dashboards: the servers that a page shows, matchers for them in every expression, panels."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,13 +22,11 @@ from diag.knowledge.formulas import DRAWN, DRAWN_OVER, comparison, formula
 from diag.knowledge.signals import DECLARED, KV_USAGE, error_budget_burn_rate
 from diag.knowledge.signals.gpu import THERMAL
 from diag.knowledge.signals.peers import MODEL
-from diag.promql import metric_names, parse
+from diag.promql import add_matchers
 
 SHORT, RATE_INTERVAL = "1m", "$__rate_interval"
 GPU_COST = "gpu_cost"
-"""A dashboard variable with a number; an expression writes it as `$gpu_cost`."""
-_WORD = re.compile(r'"[^"]*"|([\w:]+)(\{)?')
-"""A string, or a name and the brace of its matchers."""
+"""A dashboard variable with a number."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +61,9 @@ class DashboardScope:
     def add_matchers(self, promql: str) -> str:
         """Restrict an expression to the page's variables; a comparison with peers keeps all servers."""
         of_one = {*self.site.labels, "engine"} if MODEL in promql else set()
-        names = metric_names(parse(promql.replace(f"${GPU_COST}", "1")))
-        matchers: dict[str, str] = {}
-        for name in names:
+
+        def chosen(name: str) -> str:
             labels = {label: label for label in self.site.labels}
-            own: list[str]
             if name in ("ALERTS", "ALERTS_FOR_STATE") or name in self.series.values():
                 level = name.partition(":")[0].split("_")
                 own = [label for label in ("engine", "gpu") if label in level]
@@ -77,18 +72,9 @@ class DashboardScope:
                 prefixes = {"engine": "vllm:", "gpu": "diag_gpu_"}
                 own = [label for label, prefix in prefixes.items() if name.startswith(prefix)]
             labels |= {label: label for label in own if label in self.variables}
-            chosen = (f'{label}=~"${variable}"' for label, variable in labels.items() if label not in of_one)
-            matchers[name] = ", ".join(chosen)
-        for name in sorted(name for name in names if name.startswith("{")):  # a selector that matches the metric's name
-            promql = promql.replace(name, f"{{{matchers[name]}, {name[1:]}")
+            return ", ".join(f'{label}=~"${variable}"' for label, variable in labels.items() if label not in of_one)
 
-        def with_matchers(word: re.Match[str]) -> str:
-            name, opens = word.groups()
-            if name not in matchers or (opens and word.string.startswith(matchers[name], word.end())):
-                return word[0]
-            return f"{name}{{{matchers[name]}, " if opens else f"{name}{{{matchers[name]}}}"
-
-        return _WORD.sub(with_matchers, promql)
+        return add_matchers(promql, chosen)
 
     @property
     def server(self) -> str:
