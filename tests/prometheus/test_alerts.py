@@ -213,7 +213,7 @@ def consequences(name: str) -> Iterable[str]:
 
 def test_thermal_throttling_that_costs_much_throughput_is_a_critical_alert(tmp_path: Path) -> None:
     throttling = only("gpu_thermal_throttling", tmp_path)
-    alerts = fired(throttling, timeline("healthy", timelines.hot(1400e6), before=CALM), metrics_read(), tmp_path)
+    alerts = fired(throttling, timeline("healthy", timelines.hot(900e6), before=CALM), metrics_read(), tmp_path)
     assert {severity for _, severity in alerts.first} == {"warning", "critical"}
 
 

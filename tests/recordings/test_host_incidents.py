@@ -44,9 +44,12 @@ def test_a_gpu_that_is_too_hot_is_named_with_a_power_limit_to_set(tmp_path: Path
     assert report.verdict == "warning"
 
 
-def test_heat_that_costs_much_is_critical(tmp_path: Path) -> None:
-    hot = gpu(throttle_seconds_total__hw_thermal=lambda t: 0.9 * t, clock_hertz__sm=1400e6)
-    assert judge(tmp_path, HEALTHY, hot).verdict == "critical"
+@pytest.mark.parametrize(("clock", "verdict"), [(1365e6, "warning"), (900e6, "critical")])
+def test_heat_that_costs_no_more_clock_than_a_power_limit_is_a_ticket(
+    clock: float, verdict: str, tmp_path: Path
+) -> None:
+    hot = gpu(throttle_seconds_total__hw_thermal=lambda t: 0.9 * t, clock_hertz__sm=clock)
+    assert judge(tmp_path, HEALTHY, hot).verdict == verdict
 
 
 def test_the_limit_that_is_proposed_can_be_set(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class DashboardScope:
 
         def chosen(name: str) -> str:
             labels = {label: label for label in self.site.labels}
+            own: list[str]
             if name in ("ALERTS", "ALERTS_FOR_STATE") or name in self.series.values():
                 level = name.partition(":")[0].split("_")
                 own = [label for label in ("engine", "gpu") if label in level]
