@@ -55,6 +55,7 @@ COLOURS = {
     "yellow": "#d9a400",
     "blue": "#2563a8",
     "green": "#15803d",
+    "text": "#64748b",
 }
 CHROMIUM = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 

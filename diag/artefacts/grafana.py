@@ -16,7 +16,7 @@ from grafanalib._gen import DashboardEncoder
 COLUMNS = 24
 """Width of a page."""
 DATA_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-GOOD, BAD, NEUTRAL = "green", "red", "blue"
+GOOD, BAD, NEUTRAL, PLAIN = "green", "red", "blue", "text"
 States = Mapping[int, tuple[str, str]]
 """Text and colour by value."""
 SCHEMA_VERSION = 42
@@ -244,7 +244,7 @@ def _value_mappings(states: States) -> list[dict[str, Any]]:
 
 def _threshold_steps(threshold: Threshold | None) -> list[dict[str, Any]]:
     if threshold is None:
-        return [{"value": None, "color": GOOD}]
+        return [{"value": None, "color": PLAIN}]
     return [{"value": None, "color": threshold.below}, {"value": threshold.value, "color": threshold.above}]
 
 

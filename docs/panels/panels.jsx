@@ -53,7 +53,7 @@ const States = ({ panel }) => panel.series.map((series) => (
 ));
 
 const Note = ({ panel }) => <Box sx={{ fontSize: 13, overflow: 'hidden' }} dangerouslySetInnerHTML={{ __html: panel.html }} />;
-const KINDS = { timeseries: Lines, stat: Stat, table: Rows, 'state-timeline': States, text: Note };
+const KINDS = { timeseries: Lines, heatmap: Lines, stat: Stat, table: Rows, 'state-timeline': States, text: Note };
 
 function Panel({ panel }) {
   const [width, height] = [panel.w * COLUMN - 8, panel.h * ROW - 8];

@@ -29,6 +29,7 @@ from diag.artefacts.dashboards.shared import (
 from diag.artefacts.grafana import (
     GOOD,
     NEUTRAL,
+    PLAIN,
     DashboardPage,
     PanelHeader,
     PanelQuery,
@@ -172,7 +173,7 @@ def _current_state(scope: DashboardScope) -> list[Any]:
     waiting = scope.fill("sum(last_over_time(vllm:num_requests_waiting[$window]))", ())
     tokens = scope.fill("sum(rate(vllm:generation_tokens_total[$window]))", ())
     burn = "Healthy: below 1, the rate at which the error budget lasts the month."
-    slow = Threshold(slo_violated.burns[-1].factor)
+    slow = Threshold(slo_violated.burns[-1].factor, PLAIN)  # a rate below it is no news beside a critical alert
     return [
         stat("Critical alerts", "Healthy: 0.", firing("critical"), Threshold(1)),
         stat("Warning alerts", "Healthy: 0.", firing("warning"), Threshold(1, GOOD, "orange")),

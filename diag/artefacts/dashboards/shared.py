@@ -107,6 +107,8 @@ def legend(labels: tuple[str, ...]) -> str:
     return " ".join(f"{prefixes.get(label, '')}{{{{{label}}}}}" for label in labels)
 
 
+REASONS = ("reason", "finished_reason")
+"""Labels by which a panel may split the numbers of a subject."""
 STATES = {
     0: ("ok", GOOD),
     1: ("pending", "yellow"),
@@ -155,7 +157,8 @@ def line_panels(specs: Iterable[LinePanel], scope: DashboardScope) -> list[Any]:
     panels = []
     for spec in specs:
         by = scope.by(*spec.labels)
-        name = legend((*by, *("reason" for promql in spec.lines.values() if "reason)" in promql)))
+        reasons = [each for each in REASONS if any(f", {each})" in promql for promql in spec.lines.values())]
+        name = legend((*by, *reasons))
         queries = []
         for line, promql in spec.lines.items():
             declared = DECLARED.get(promql.removeprefix("$"))
