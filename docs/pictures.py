@@ -257,7 +257,12 @@ def _table(panel: dict[str, Any], prometheus: str, now: float) -> dict[str, Any]
 
 
 def _filled(promql: str) -> str:
-    filled = promql.replace("$__rate_interval", "1m").replace("$incident", INCIDENT).replace("${state:pipe}", "none")
+    filled = (
+        promql.replace("$__rate_interval", "1m")
+        .replace("$gpu_cost", "2")
+        .replace("$incident", INCIDENT)
+        .replace("${state:pipe}", "none")
+    )
     return re.sub(r"\$(?:job|instance|model|engine|gpu)\b", ".*", filled)
 
 

@@ -63,6 +63,21 @@ def validate(document: Document) -> None:
         validate(_patched(without_directives(yaml.safe_load(document["data"]["patch.yaml"]))))
 
 
+def definitions() -> list[Document]:
+    """The custom resources that kube-prometheus-stack brings, as far as the chart makes some.
+
+    Without their empty defaults, which Kubernetes 1.20 takes for null.
+    """
+    found = []
+    for kind, schema in json.loads(json.dumps(_schemas()).replace('"default": "", ', "")).items():
+        names = {"kind": kind, "plural": f"{kind.lower()}s", "singular": kind.lower(), "listKind": f"{kind}List"}
+        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        spec = {"group": "monitoring.coreos.com", "names": names, "scope": "Namespaced", "versions": [version]}
+        about = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+        found.append({**about, "metadata": {"name": f"{names['plural']}.monitoring.coreos.com"}, "spec": spec})
+    return found
+
+
 def without_directives(patch: Any) -> Any:
     """A patch without what it takes away."""
     if isinstance(patch, list):
@@ -83,8 +98,12 @@ def _patched(patch: Document) -> Document:
 
 @cache
 def _operators() -> dict[str, jsonschema.Draft202012Validator]:
-    schemas = json.loads((DATA / "prometheus-operator.schemas.json").read_text())
-    return {kind: jsonschema.Draft202012Validator(_strict(schema)) for kind, schema in schemas.items()}
+    return {kind: jsonschema.Draft202012Validator(_strict(schema)) for kind, schema in _schemas().items()}
+
+
+def _schemas() -> dict[str, Any]:
+    schemas: dict[str, Any] = json.loads((DATA / "prometheus-operator.schemas.json").read_text())
+    return schemas
 
 
 def _strict(schema: Any) -> Any:

@@ -14,7 +14,20 @@ from typing import Any
 import helm_python
 import pytest
 import yaml
-from support.helm import CHART, Document, Values, documents, merged, of_kind, texts, validate, without_directives
+from support.helm import (
+    CHART,
+    Document,
+    Values,
+    definitions,
+    documents,
+    merged,
+    of_kind,
+    texts,
+    validate,
+    without_directives,
+)
+from support.kubernetes import cluster
+from support.kubernetes.cluster import Cluster
 from support.paths import ROOT
 
 from diag.artefacts.generate import files
@@ -37,6 +50,7 @@ KINDS = {
     "daemonset": ["DaemonSet", "PodMonitor"],
     "standalone": ["Deployment", "PodMonitor"],
 }
+VOLUME = ("extraVolumes", [{"name": "web", "secret": {"secretName": "web"}}])
 SWITCHES: dict[str, tuple[str, Any]] = {
     "mode": ("sidecar", "daemonset"),
     "nameOverride": ("daemonset", "watch"),
@@ -81,7 +95,7 @@ SWITCHES: dict[str, tuple[str, Any]] = {
     "port": ("standalone", 9401),
     "extraArgs": ("standalone", ["--probe", "60"]),
     "extraEnv": ("standalone", [{"name": "VLLM_API_KEY", "value": "key"}]),
-    "extraVolumes": ("standalone", [{"name": "web", "secret": {"secretName": "web"}}]),
+    VOLUME[0]: ("standalone", VOLUME[1]),
     "extraVolumeMounts": ("standalone", [{"name": "web", "mountPath": "/web"}]),
     "resources": ("standalone", {"limits": {"cpu": "1"}}),
     "livenessProbe": ("standalone", {"httpGet": None, "tcpSocket": {"port": "diag-metrics"}}),
@@ -439,3 +453,65 @@ def test_the_notes_name_the_patch_and_kubectl_prints_it(tmp_path: Path) -> None:
     command = ["kubectl", "patch", "--local", "-f", file, "-p", "{}", "-o", path.replace("'", "")]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert printed == yaml.safe_load(rendered["sidecar.yaml"])["data"]["patch.yaml"]
+
+
+# -- a real API server with the Prometheus Operator's definitions
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster.running(tmp_path_factory.mktemp("bare"), [], {}) as running:
+        running.kubectl("create", "-f", "-", given=yaml.safe_dump_all(definitions()))
+        running.kubectl("wait", "--for=condition=Established", "crd", "--all")
+        running.kubectl("create", "namespace", "inference")
+        yield running
+
+
+def installed(lab: Cluster, found: list[Document], *words: str) -> list[Document]:
+    """Apply the objects to the namespace as a release does, and return what the server took."""
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": found})
+    taken = lab.kubectl("-n", "inference", "apply", "--server-side", "-o", "json", *words, "-f", "-", given=text)
+    answer: Document = json.loads(taken)
+    return list(answer.get("items", [answer]))
+
+
+def kept(asked: Any, got: Any) -> bool:
+    """True if the server has kept all that was asked for; it adds defaults."""
+    if isinstance(asked, dict):
+        return all(key in got and kept(value, got[key]) for key, value in asked.items() if value is not None)
+    if isinstance(asked, list):
+        return len(asked) == len(got) and all(map(kept, asked, got))
+    return bool(asked == got)
+
+
+@cluster.needed
+def test_the_chart_is_installed_on_kube_prometheus_stack_as_its_page_says(bare: Cluster) -> None:
+    page = (ROOT / "docs" / "kube-prometheus-stack.md").read_text()
+    (values,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    found = documents(merged(yaml.safe_load(values), {"sidecar": {"podLabels": {"app": "vllm"}}}), most_dashboards=None)
+    taken = installed(bare, found)
+    assert [each for each, got in zip(found, taken, strict=True) if not kept(each, got)] == []
+    selected = [each for each in taken if each["apiVersion"] == "monitoring.coreos.com/v1"]
+    assert {each["kind"] for each in selected} == {"PodMonitor", "PrometheusRule"}
+    assert {each["metadata"]["labels"]["release"] for each in selected} == {"kube-prometheus-stack"}
+    pod = {"metadata": {"labels": {"app": "vllm"}}, "spec": {"containers": [{"name": "vllm", "image": "vllm"}]}}
+    spec = {"selector": {"matchLabels": {"app": "vllm"}}, "template": pod}
+    installed(bare, [{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "vllm"}, "spec": spec}])
+    (path,) = re.findall(r"-o (jsonpath=\S+)", page)
+    patch = bare.kubectl("-n", "inference", "get", "configmap", "diag", "-o", path.replace("'", ""))
+    bare.kubectl("-n", "inference", "patch", "deployment", "vllm", "-p", patch)
+    made = json.loads(bare.kubectl("-n", "inference", "get", "deployment", "vllm", "-o", "json"))
+    assert [each["name"] for each in made["spec"]["template"]["spec"]["containers"]] == ["vllm", "diag"]
+
+
+@cluster.needed
+def test_a_real_api_server_takes_and_keeps_what_each_value_makes(bare: Cluster) -> None:
+    found: list[Document] = []
+    for path, (mode, value) in SWITCHES.items():
+        section = path.partition(".")[0]
+        shown = {section: {"enabled": True}} if section in ("dashboards", "networkPolicy") else {}
+        shown |= setting(*VOLUME) if path == "extraVolumeMounts" else {}
+        made = documents(merged(merged(merged(BARE, MODES[mode]), shown), setting(path, value)))
+        found += [each for each in made if each["kind"] != "PrometheusRule"] + of_kind(made, "PrometheusRule")[:1]
+    taken = installed(bare, found, "--dry-run=server")
+    assert [each for each, got in zip(found, taken, strict=True) if not kept(each, got)] == []

@@ -107,9 +107,20 @@ class Cluster:
 
     def diag(self, *words: str, user: str = "reader", **environment: str) -> subprocess.CompletedProcess[str]:
         """Run diag where the cluster can be reached."""
+        return self._run([str(DIAG), *words], user, environment)
+
+    def kubectl(self, *words: str, given: str | None = None) -> str:
+        """Run kubectl as the administrator; `given` is its standard input."""
+        done = self._run(["kubectl", *words], "admin", {"HOME": str(self.folder)}, given)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    def _run(
+        self, command: list[str], user: str, environment: Mapping[str, str], given: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "KUBECONFIG": str(self.kubeconfig(user)), **environment}
-        enter = ["nsenter", f"--target={self.pid}", "--net"]
-        return subprocess.run([*enter, DIAG, *words], capture_output=True, text=True, cwd=ROOT, env=env, check=False)
+        enter = ["nsenter", f"--target={self.pid}", "--net", *command]
+        return subprocess.run(enter, capture_output=True, text=True, cwd=ROOT, env=env, input=given, check=False)
 
     def requests(self, user: str) -> set[tuple[str, str]]:
         """Verb and resource of every request that this user has made, by the API server's audit log."""
