@@ -1,4 +1,6 @@
-"""Follow the journeys and searches of docs/symptoms.toml over the built site: `python docs/journeys.py docs/_build`.
+"""Follow the journeys and searches of docs/symptoms.toml, and the links of alerts, over the built site.
+
+`python docs/journeys.py docs/_build` names what is not found.
 
 The searches need node, which runs the site's own search.
 """
@@ -40,6 +42,9 @@ def main(site: Path) -> list[str]:
             text = (site / f"{here}.html").read_text(encoding="utf-8")
             links = {normpath(Path(here).parent / link) for link in re.findall(r'href="([^"#:]+)\.html', text)}
             wrong += [] if there in links else [f"{question}: {here} has no link to {there}"]
+    alerts = (HERE.parent / "alerts" / "diag.rules.yaml").read_text(encoding="utf-8")
+    for path in sorted(set(re.findall(r"runbook_url: https://\S+?/en/stable/(\S+)", alerts))):
+        wrong += [] if (site / path).is_file() else [f"an alert links to {path}, which the site does not have"]
     if node := shutil.which("node"):
         queries = list(known["search"])
         found = subprocess.run([node, "-e", SEARCH, site, *queries], capture_output=True, text=True, check=True).stdout
