@@ -102,10 +102,10 @@ def health(
     for part, condition, wanted in CONTRADICTED:
         rows, limit = queries.ask(condition.signal, INSTANCE, lately), queries.contract.limit(condition.limit)
         for engine in progress:
-            row = rows.of(engine.subject)
-            if row is not None and COMPARE[condition.op](row[-1], limit):
+            row, name = rows.of(engine.subject), instance_name(engine.subject)
+            if name not in present and row is not None and COMPARE[condition.op](row[-1], limit):
                 lacks = wanted.format(value=quantity(row[-1], condition.signal.unit))
-                missing.append(NotSeen(part.name, lacks, instance_name(engine.subject)))
+                missing.append(NotSeen(part.name, lacks, name))
 
     suspects = []
     watched = queries.span + queries.source.interval

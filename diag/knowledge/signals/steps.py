@@ -7,7 +7,6 @@ data sheets; the work is vLLM's own estimate (--enable-mfu-metrics), otherwise t
 blocks count as a whole.
 """
 
-from itertools import pairwise
 
 from diag.core.contract import STALL_BUCKETS
 from diag.core.incident import reported
@@ -151,18 +150,18 @@ PARTS = parts(
     """
         for above in PAUSE_EDGES
     ),
-    # Each pause lasted freeze_seconds, each further bucket below it, and half of its own: the lower bound, without that
-    # half, takes two pauses of 2.4 s for 2 s. Weighted by time, not by finished requests: in the worst case none
-    # finishes.
+    # Each pause lasted freeze_seconds, each further bucket below it, and half of its own: without that half, two pauses
+    # of 2.4 s count as 2 s. Half of the buckets on both sides of an edge are thus counted for the pauses over it.
+    # Weighted by time, not by finished requests: in the worst case none finishes.
     *(
-        f"pause_time_up_to_{_name(above)}: seconds ="
-        f" {(above - below) / 2:g} * ($freeze_seconds <= bool {below:g})"
-        f" * ($pauses_over_{_name(below)} + $pauses_over_{_name(above)})"
-        for below, above in pairwise(PAUSE_EDGES)
+        f"pause_time_at_{_name(edge)}: seconds ="
+        f" ({(edge - below) / 2:g} * ($freeze_seconds <= bool {below:g})"
+        f" + {(above - edge) / 2:g} * ($freeze_seconds <= bool {edge:g})) * $pauses_over_{_name(edge)}"
+        for below, edge, above in zip((0, *PAUSE_EDGES), PAUSE_EDGES, (*PAUSE_EDGES[1:], PAUSE_EDGES[-1]), strict=False)
     ),
     " + ".join(
         ["paused_time: seconds = $freeze_seconds * $stream_pauses"]
-        + [f"$pause_time_up_to_{_name(above)}" for above in PAUSE_EDGES[1:]]
+        + [f"$pause_time_at_{_name(edge)}" for edge in PAUSE_EDGES]
     ),
 )
 
