@@ -7,7 +7,6 @@ data sheets; the work is vLLM's own estimate (--enable-mfu-metrics), otherwise t
 blocks count as a whole.
 """
 
-
 from diag.core.contract import STALL_BUCKETS
 from diag.core.incident import reported
 from diag.knowledge.signals.expressions import (
