@@ -156,11 +156,14 @@ PARTS = parts(
         f"pause_time_at_{_name(edge)}: seconds ="
         f" ({(edge - below) / 2:g} * ($freeze_seconds <= bool {below:g})"
         f" + {(above - edge) / 2:g} * ($freeze_seconds <= bool {edge:g})) * $pauses_over_{_name(edge)}"
-        for below, edge, above in zip((0, *PAUSE_EDGES), PAUSE_EDGES, (*PAUSE_EDGES[1:], PAUSE_EDGES[-1]), strict=False)
+        for below, edge, above in zip(PAUSE_EDGES, PAUSE_EDGES[1:], (*PAUSE_EDGES[2:], PAUSE_EDGES[-1]), strict=False)
     ),
     " + ".join(
-        ["paused_time: seconds = $freeze_seconds * $stream_pauses"]
-        + [f"$pause_time_at_{_name(edge)}" for edge in PAUSE_EDGES]
+        [
+            f"paused_time: seconds = ($freeze_seconds + {(PAUSE_EDGES[1] - PAUSE_EDGES[0]) / 2:g}"
+            f" * ($freeze_seconds <= bool {PAUSE_EDGES[0]:g})) * $stream_pauses"
+        ]
+        + [f"$pause_time_at_{_name(edge)}" for edge in PAUSE_EDGES[1:]]
     ),
 )
 
