@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("diag.exporter")
 replay_log = logging.getLogger("diag.replay")
-JUDGED_EVERY, PATIENCE, TOO_OLD = 5.0, 4.0, 60.0
+JUDGED_EVERY, PATIENCE, TOO_OLD = 5.0, 6.0, 60.0
 """Seconds between two scrapes for /livez and /readyz, for which one waits, and after which a judgement is void."""
 REPORTED_EVERY = 15.0
 """Seconds for which a health report is valid: judging takes half a second of CPU time."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diag.core.formatting import plural
+from diag.core.formatting import plural, quantity
 from diag.core.incident import RANK
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import COMPARE, RECENT, Reading, shortest_look
@@ -19,7 +19,7 @@ from diag.diagnosis.progress import FAILED, INSTANCE, Progress
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
-from diag.knowledge.health import GOOD, HEALTH, PARTS
+from diag.knowledge.health import CONTRADICTED, PARTS
 
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
@@ -99,12 +99,13 @@ def health(
     ]
     if "log" in not_measured:
         missing += _unexplained_restarts(diagnoses, queries)
-    answers = queries.ask(HEALTH, INSTANCE, lately)
-    for engine in progress:
-        status = answers.of(engine.subject)
-        if status is not None and not np.isnan(status[-1]) and status[-1] != GOOD:
-            lacks = f"an answer of 200 from /health, which answered {status[-1]:.0f}"
-            missing.append(NotSeen(PARTS[0].name, lacks, instance_name(engine.subject)))
+    for part, condition, wanted in CONTRADICTED:
+        rows, limit = queries.ask(condition.signal, INSTANCE, lately), queries.contract.limit(condition.limit)
+        for engine in progress:
+            row, name = rows.of(engine.subject), instance_name(engine.subject)
+            if name not in present and row is not None and COMPARE[condition.op](row[-1], limit):
+                lacks = wanted.format(value=quantity(row[-1], condition.signal.unit))
+                missing.append(NotSeen(part.name, lacks, name))
 
     suspects = []
     watched = queries.span + queries.source.interval

@@ -85,13 +85,14 @@ def _first_scrape(diagnosis: Diagnosis, queries: QueryCache, until: float) -> fl
         instants = end - step * np.arange((end - begin) // step, -1, -1, dtype=np.int64)
     if not len(instants):
         return None
-    rows = queries.ask(diagnosis.incident.sign, diagnosis.incident.per, queries.live("1s"), instants)
-    row = rows.of(diagnosis.subject)
-    if row is None or not (row <= 0).any():
-        return None
-    clear = int(np.flatnonzero(row <= 0)[-1])
-    signs = np.flatnonzero(row[clear:] > 0)
-    return float(instants[clear + signs[0]]) / 1000 if len(signs) else None
+    first = []
+    # between two scrapes few events may show nothing, and over three intervals a first sign is diluted
+    for window in (queries.holding(queries.source.interval), queries.live("1s")):
+        row = queries.ask(diagnosis.incident.sign, diagnosis.incident.per, window, instants).of(diagnosis.subject)
+        if row is not None and (row <= 0).any():
+            clear = int(np.flatnonzero(row <= 0)[-1])
+            first += (clear + np.flatnonzero(row[clear:] > 0)[:1]).tolist()
+    return float(instants[min(first)]) / 1000 if first else None
 
 
 def _began(diagnosis: Diagnosis, since: float | None, after: float | None, queries: QueryCache) -> float | None:

@@ -28,7 +28,7 @@ HALTED = {
     ),
     "zombie": ("has ended", "Read the log for its last lines: it has died, and the others have not noticed."),
 }
-"""States of a process that the kernel has halted: in words, and the next step."""
+"""States of a halted process, by their names in `diag.exporter.process.table`: in words, and the next step."""
 AWAITED: Mapping[WaitedFor, tuple[str, WaitedFor | None]] = {
     "ranks": ("worker", "ranks"),
     "workers": ("worker", "engine"),

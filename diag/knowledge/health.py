@@ -87,4 +87,12 @@ HEALTH = signals.signal(
 )
 """Evidence for an engine: 200 shows that its server has one, any other status contradicts it. Without a status (nothing
 asks /health, or the server has no such route) its page speaks alone."""
-GOOD = 200
+CONTRADICTED = (
+    (
+        PARTS[0],
+        HEALTH.above(200, judged("vLLM answers 200 or, for a dead engine, 503")),
+        "an answer of 200 from /health, which answered {value}",
+    ),
+    (PARTS[1], PARTS[1].harm[0], "{value} of them are errors (HTTP 5xx)"),
+)
+"""Conditions that contradict a part of health whatever the incidents say, and what they show."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_a_few_errors_prove_nothing(tmp_path: Path) -> None:
         return answers("2xx", 100 + t) + (answers("5xx", 4) if t > 30 else "")
 
     assert state(judged(tmp_path, few), FAILING) == "absent"
+
+
+def test_server_whose_answers_fail_below_the_limit_of_an_incident_is_not_healthy(tmp_path: Path) -> None:
+    without = partial(re.sub, r"http_requests[^\n]*\n", "")
+    report = judged(tmp_path, lambda t: answers("2xx", 2 * t) + answers("5xx", 0.4 * t), "healthy", without)
+    assert (report.verdict, report.health.lacking) == ("no_incident", ("answers",))
+    assert report.health.missing[0].lacks.endswith(" % of them are errors (HTTP 5xx)")
 
 
 def test_few_answers_of_which_some_fail_are_unknown(tmp_path: Path) -> None:

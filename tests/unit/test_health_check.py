@@ -11,6 +11,7 @@ import pytest
 from support.bad_servers import PAGE, Answer, Reply, Request, on_metrics, serving
 
 from diag.commands import doctor
+from diag.commands.exporter import PATIENCE, Exporter, ExporterOptions
 from diag.commands.observe import ObserveOptions
 from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
@@ -199,3 +200,20 @@ def test_exporter_keeps_the_health_without_a_page() -> None:
     assert (alone.up, alone.page, alone.health) == (False, b"", 503)
     assert "closed the connection" in alone.problem
     assert alone.measured(0.0) == Measurement(0.0, page=False, answers=True, health=503)
+
+
+def test_livez_waits_for_the_health_of_a_server_whose_page_hangs() -> None:
+    over = threading.Event()
+
+    def hangs(request: Request) -> Reply | None:
+        if request.path == "/metrics" and request.count > 1:
+            over.wait(30)
+        return without_page(Reply(b"", 503, UVICORN), first=1)(request)
+
+    with serving(hangs) as server:
+        exporter = Exporter(ExporterOptions(server.url))
+        assert b"\ndiag_vllm_up 1.0\n" in exporter.page(PATIENCE)
+        page = exporter.page(PATIENCE)
+        over.set()
+    assert b"\ndiag_vllm_up 0.0\n" in page
+    assert b"\ndiag_vllm_health_status 503.0\n" in page

@@ -13,15 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from diag.core.files import parse_json
 from diag.exporter.process.kernel import read_file
 from diag.exporter.process.server import Owner
+from diag.exporter.process.table import HALTED
 
 TIMEOUT = 10.0
 """Seconds that one dump may take."""
 MOST_FRAMES, ATTEMPTS = 200, 3
-_HALTED = {"T": "stopped", "t": "traced", "D": "uninterruptible", "Z": "zombie"}
-"""States in /proc/PID/status in which a process does not run; each has the name that `diag_vllm_process_state` has."""
 INSTALL = "pip install 'diag[stacks]'"
 
 
@@ -64,8 +65,9 @@ def take(owners: Mapping[int, Owner]) -> list[ProcessStack]:
 
 
 def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
-    status = dict(line.partition(":")[::2] for line in read_file(f"/proc/{pid}/status").splitlines())
-    halted = _HALTED.get(status.get("State", "").strip()[:1], "")
+    halted = ""
+    with suppress(psutil.Error):
+        halted = HALTED.get(psutil.Process(pid).status(), "")
     waits = read_file(f"/proc/{pid}/wchan")
     called = read_file(f"/proc/{pid}/syscall").split(" ")[0]
     stack = ProcessStack(pid, owner, halted, kernel=waits if waits not in ("", "0") else f"system call {called or '?'}")

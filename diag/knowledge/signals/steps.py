@@ -7,8 +7,6 @@ data sheets; the work is vLLM's own estimate (--enable-mfu-metrics), otherwise t
 blocks count as a whole.
 """
 
-from itertools import pairwise
-
 from diag.core.contract import STALL_BUCKETS
 from diag.core.incident import reported
 from diag.knowledge.signals.expressions import (
@@ -151,22 +149,27 @@ PARTS = parts(
     """
         for above in PAUSE_EDGES
     ),
-    # The lower bound of the histogram: each pause lasted at least freeze_seconds, and also from each further edge below
-    # it to the next one. Weighted by time, not by finished requests: in the worst case none finishes.
+    # Each pause lasted freeze_seconds, each further bucket below it, and half of its own: without that half, two pauses
+    # of 2.4 s count as 2 s. Half of the buckets on both sides of an edge are thus counted for the pauses over it.
+    # Weighted by time, not by finished requests: in the worst case none finishes.
     *(
-        f"pause_time_up_to_{_name(above)}: seconds ="
-        f" {above - below:g} * ($freeze_seconds <= bool {below:g}) * $pauses_over_{_name(above)}"
-        for below, above in pairwise(PAUSE_EDGES)
+        f"pause_time_at_{_name(edge)}: seconds ="
+        f" ({(edge - below) / 2:g} * ($freeze_seconds <= bool {below:g})"
+        f" + {(above - edge) / 2:g} * ($freeze_seconds <= bool {edge:g})) * $pauses_over_{_name(edge)}"
+        for below, edge, above in zip(PAUSE_EDGES, PAUSE_EDGES[1:], (*PAUSE_EDGES[2:], PAUSE_EDGES[-1]), strict=False)
     ),
     " + ".join(
-        ["paused_time: seconds = $freeze_seconds * $stream_pauses"]
-        + [f"$pause_time_up_to_{_name(above)}" for above in PAUSE_EDGES[1:]]
+        [
+            f"paused_time: seconds = ($freeze_seconds + {(PAUSE_EDGES[1] - PAUSE_EDGES[0]) / 2:g}"
+            f" * ($freeze_seconds <= bool {PAUSE_EDGES[0]:g})) * $stream_pauses"
+        ]
+        + [f"$pause_time_at_{_name(edge)}" for edge in PAUSE_EDGES[1:]]
     ),
 )
 
 paused_share = signal(
-    "decode time in stream pauses: share = $paused_time / ($itl_sum > 0)",
-    "at least {value} of decode time is spent in inter-token latencies above the stream pause threshold",
+    "decode time in stream pauses: share = clamp_max($paused_time / ($itl_sum > 0), 1)",
+    "{value} of decode time is spent in inter-token latencies above the stream pause threshold",
 )
 stream_pauses_per_request = signal(
     "stream pauses / finished request: ratio = $stream_pauses / ($finished_requests >= 3)",
