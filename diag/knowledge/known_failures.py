@@ -31,10 +31,11 @@ FILES = {
     "devices": "Faults of devices",
     "compilation": "Compilers and CUDA graphs",
     "ranks": "Several ranks and nodes",
+    "shapes": "What the error itself asks for",
     "places": "By the place in the code, for exceptions of no other kind",
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
-PLACES = "places"
+PLACES, SHAPES = "places", "shapes"
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
 it is the usual one of such an error."""
@@ -243,7 +244,8 @@ def known_failure(
     tiers: list[list[FailureKind]] = [[], [], [], []]
     for failure in table():
         is_place = failure.file == PLACES
-        tiers[0 if failure.has_context else 3 if is_place else 2 if failure.generic else 1].append(failure)
+        is_late = failure.generic or failure.file == SHAPES
+        tiers[0 if failure.has_context else 3 if is_place else 2 if is_late else 1].append(failure)
     for kinds in tiers:
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
@@ -342,6 +344,12 @@ def _divisors(text: str, limit: str = "") -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
+def _flag(name: str) -> str:
+    """The option of a setting that an error names by its field; the field itself if no option has its name."""
+    option = f"--{name.replace('_', '-')}"
+    return option if option in known() else name
+
+
 def _lora_rank(text: str) -> str:
     """The least rank that --max-lora-rank takes for an adapter of this rank; ValueError if there is none."""
     fitting = [rank for rank in LORA_RANKS if rank >= _number(text)]
@@ -389,6 +397,7 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "minus": lambda one, other: f"{_number(one) - _number(other):g}",
     "share": _share,
     "half": lambda value: str(int(_number(value)) // 2),
+    "flag": _flag,
     "double": lambda value: str(int(_number(value)) * 2),
     "gib": lambda size: f"{_number(size) / 2**30:.1f}",
     "lora_rank": _lora_rank,
