@@ -345,7 +345,7 @@ def _divisors(text: str, limit: str = "") -> str:
 
 
 def _flag(name: str) -> str:
-    """The option of a setting that an error names by its field; the field itself if no option has its name."""
+    """The option that has the name of a field; the field itself if none has."""
     option = f"--{name.replace('_', '-')}"
     return option if option in known() else name
 
