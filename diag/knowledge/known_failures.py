@@ -31,10 +31,11 @@ FILES = {
     "devices": "Faults of devices",
     "compilation": "Compilers and CUDA graphs",
     "ranks": "Several ranks and nodes",
+    "shapes": "What the error itself asks for",
     "places": "By the place in the code, for exceptions of no other kind",
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
-PLACES = "places"
+PLACES, SHAPES = "places", "shapes"
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
 it is the usual one of such an error."""
@@ -242,15 +243,14 @@ def known_failure(
         return None
     tiers: list[list[FailureKind]] = [[], [], [], []]
     for failure in table():
-        is_place = failure.file == PLACES
-        tiers[0 if failure.has_context else 3 if is_place else 2 if failure.generic else 1].append(failure)
+        is_late = failure.generic or failure.file == SHAPES
+        tiers[0 if failure.has_context else 3 if failure.file == PLACES else 2 if is_late else 1].append(failure)
     for kinds in tiers:
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
                 kernel = kernel_of(frames, text) if failure.by_owner else None
-                platform = platform_of(text, context)
-                way = way_around(kernel, context.nearby, frames, platform, version) if kernel else ""
+                way = way_around(kernel, context.nearby, frames, platform_of(text, context), version) if kernel else ""
                 is_named = kernel and (way or failure.file != PLACES)
                 owner = f" The traceback ends in {kernel.name}." if kernel and is_named else ""
                 means = _filled(f"{failure.means}{owner}", values)
@@ -389,6 +389,7 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "minus": lambda one, other: f"{_number(one) - _number(other):g}",
     "share": _share,
     "half": lambda value: str(int(_number(value)) // 2),
+    "flag": lambda name: option if (option := f"--{name.replace('_', '-')}") in known() else name,
     "double": lambda value: str(int(_number(value)) * 2),
     "gib": lambda size: f"{_number(size) / 2**30:.1f}",
     "lora_rank": _lora_rank,
@@ -396,4 +397,5 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "cuda": lambda release: f"{int(release) // 1000}.{int(release) % 1000 // 10}",
     "pip": lambda module: PACKAGES.get(module, module),
 }
-"""What the texts compute; `cuda` is the release that the driver reports as 12020, `pip` the package of a module."""
+"""What the texts compute; `cuda` is the release that the driver reports as 12020, `pip` the package of a module and
+`flag` the option of a field."""

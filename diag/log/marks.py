@@ -18,6 +18,7 @@ class Marks(NamedTuple):
     """Regular expressions; the file describes each."""
 
     ends_process: re.Pattern[str]
+    logs_ends: re.Pattern[str]
     headline: re.Pattern[str]
     ends_child: re.Pattern[str]
     chains: re.Pattern[str]

@@ -237,7 +237,7 @@ class TracebackTracker:
             if was_in_frames and not traceback.in_frames and not traceback.ends:
                 self.unannounced = traceback.error
                 if self.unannounced is not None and traceback.is_torn and not (traceback.in_start or traceback.in_step):
-                    self.unannounced.is_lone = True
+                    self.unannounced.is_lone = not MARKS.logs_ends.match(line.source)
             return traceback.take_error()
         error.is_lone = bool(MARKS.lone.match(line.text))
         self.unannounced = error if error.is_lone else None

@@ -277,6 +277,13 @@ def test_a_traceback_that_ends_no_process_is_not_quoted() -> None:
     )
 
 
+def test_the_exception_of_a_worker_whose_traceback_begins_before_the_log_is_the_reason() -> None:
+    worker = "(Worker pid=7) ERROR 11-21 01:59:58 [multiproc_executor.py:901] "
+    torn = ['  File "/x/site-packages/vllm/v1/worker/utils.py", line 435, in request_memory', "ValueError: Free memory"]
+    shutdown = "(EngineCore_DP0 pid=68) INFO 11-21 01:59:59 [multiproc_executor.py:436] all workers exited"
+    assert text(*(worker + line for line in torn), shutdown, *FAILED) == "ValueError: Free memory"
+
+
 # -- as a label -------------------------------------------------------------------------------------------------------
 
 
