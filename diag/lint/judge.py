@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import expanded, read_json
+from diag.lint.comments import Source
 from diag.lint.flags import is_omni
 from diag.lint.host import is_without_config
 from diag.lint.rule import (
@@ -26,12 +27,12 @@ from diag.lint.rule import (
     UnknownValue,
     is_open,
 )
-from diag.lint.rules import corrected, is_known, lint, ordered
+from diag.lint.rules import RULES, corrected, is_known, lint, ordered
 from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.parse import elsewhere, filled_in, parse, parse_all, read_all, unopened
+from diag.vllm.command.parse import elsewhere, filled_in, is_existing, parse, parse_all, read_all, unopened
 from diag.vllm.command.shell import default, line
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
@@ -105,6 +106,9 @@ class Judge:
         asks = self.ask and (bool(self.python) or (self.here and len(commands) == 1))
         targets: list[LintTarget] = []
         reports = []
+        is_file = not self.foreign and "\n" not in text and is_existing(text)
+        source_text = Source.of(text, [command.line for command in commands]) if is_file else Source()
+        mistakes = [f"a comment in {mistake}" for mistake in source_text.mistakes(RULES)]
         for at, first in enumerate(commands):
             parser = _ParserAnswer(problem=(f"{_NOT_ASKED}it takes ten seconds, diag lint asks it",) * self.here)
             if asks:
@@ -130,7 +134,11 @@ class Judge:
                     for version, before in zip(OLDER, map(read, OLDER), strict=True)
                 ]
                 findings = _of_assumed(findings, older, chosen)
-            reports.append(self._report(target, findings, chosen, source, parser, notes))
+            lines = [source_text.line(at, finding.message) for finding in findings]
+            findings = tuple(replace(each, line=line) for each, line in zip(findings, lines, strict=True))
+            kept = [each for each in findings if each.rule not in {*self.ignored, *source_text.ignored(at)}]
+            notes += mistakes if at == 0 else []
+            reports.append(self._report(target, findings, kept, chosen, source, parser, notes))
         return tuple(reports)
 
     def _commands(self, text: str, version: str) -> tuple[Command, ...]:
@@ -209,6 +217,7 @@ class Judge:
         self,
         target: LintTarget,
         findings: Sequence[LintFinding],
+        kept: Sequence[LintFinding],
         chosen: str,
         source: str,
         parser: _ParserAnswer,
@@ -216,7 +225,6 @@ class Judge:
     ) -> LintReport:
         command = target.command
         asked = parser.is_of(chosen)
-        kept = tuple(finding for finding in findings if finding.rule not in self.ignored)
         left = sum(finding.severity == "error" and not (finding.edits and finding in kept) for finding in findings)
         not_checked = (*_unread(command, chosen, source), *parser.problem, *notes)
         return LintReport(

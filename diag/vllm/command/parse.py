@@ -158,6 +158,12 @@ def unopened(command: Command) -> Command:
     return command._replace(elsewhere=command.elsewhere or "not looked at for a command from elsewhere")
 
 
+def is_existing(text: str) -> bool:
+    with suppress(OSError, ValueError):
+        return Path(text).is_file()
+    return False
+
+
 def _content(name: str) -> bytes | None:
     """Return the content of a file, None if a text is no name of a file."""
     try:
