@@ -99,6 +99,8 @@ _SUFFIXES = {
     ".env",
     ".service",
     ".container",
+    ".hcl",
+    ".nomad",
 }
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
 _MOST_FILES = 100_000
@@ -116,7 +118,8 @@ def launch_files(targets: str | Sequence[str]) -> list[str]:
             raise BadUsage("an empty text names no launch: give a command, a file or a folder")
         is_word = not re.search(r"\s", text) and not text.startswith("-")
         if not is_word or is_existing(text):
-            texts.append(text)
+            is_one = isinstance(targets, str) or len(targets) == 1
+            texts += [text] if is_one or not is_word else map(str, _mentioning([Path(text)]))
         elif Path(text).is_dir():
             texts += map(str, _mentioning(_files(Path(text))))
         elif "*" in text or "?" in text:

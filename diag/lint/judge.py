@@ -58,8 +58,8 @@ _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
 """vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
 _HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
-TAG, ASSUMED = "the image's tag", "the newest known"
-OLDER = ("0.10.2", "0.20.2")
+TAG, BESIDE, ASSUMED = "the image's tag", "an image of the same text", "the newest known"
+OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
 
 
@@ -122,7 +122,7 @@ class Judge:
                 target,
                 beside=tuple(other for other in targets if _run_together(other.command, command)),
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
-                is_assumed=source == ASSUMED,
+                is_assumed=source in (BESIDE, ASSUMED),
             )
             targets.append(target)
             findings = _of_branches(target)
@@ -171,6 +171,8 @@ class Judge:
         names = (_NAMED.search(word) for word in command.words[: command.arguments])
         if named := next((name[1] for name in names if name and _may_exist(name[1])), ""):
             return named, "the name of the image"
+        if not command.image and is_known(command.beside) and _may_exist(command.beside):
+            return command.beside, BESIDE
         installed = parser.version
         for distribution in DISTRIBUTIONS:
             with suppress(PackageNotFoundError):
@@ -255,7 +257,7 @@ def _of_assumed(
     An error of an older release is the same one if it is about the same flag, by the first word of its message.
     """
     subjects = [{finding.message.split()[0] for finding in earlier if finding.severity == "error"} for earlier in older]
-    why = f". It is an error if the server runs {version}: the text names no release (--vllm-version sets it)"
+    why = f". It is an error if the server runs {version}: the text does not name its release (--vllm-version sets it)"
     return ordered(
         replace(finding, severity="warning", why=finding.why + why)
         if finding.severity == "error" and not all(finding.message.split()[0] in earlier for earlier in subjects)

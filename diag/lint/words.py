@@ -129,6 +129,8 @@ def _is_help(command: Command) -> bool:
 def _is_without_model(command: Command) -> bool:
     """Return True unless a model is named, a shell may fill one in, or there are flags alone."""
     is_part = command.writing in ("a --config file", "a Dockerfile")  # the model comes with the command
+    # an overlay of Compose, or a patch, names neither the image nor any argument
+    is_part = is_part or (command.image == "vllm" and command.arguments == len(command.words))
     return not command.model and not is_part and command.arguments > 0 and not any(map(is_open, command.words))
 
 

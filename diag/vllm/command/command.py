@@ -15,7 +15,7 @@ from diag.vllm.command.shell import line
 from diag.vllm.flags.registry import Option, known, release, understood
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
-_SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
+_SERVER = re.compile(r"(?:\w*vllm\.)?vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
 
 
 class Given(NamedTuple):
@@ -118,7 +118,7 @@ class Command(NamedTuple):
     the script before it. `writing` names the notation that was read, "" for a plain command; `container` is what it
     runs in. `place` is its service, container or function, `line` that of its text (0: unknown), `branches` are the
     same server with the words of other branches of the script. `is_background` is True if the script goes on while it
-    runs, `pinned` is the vLLM release that the text installs.
+    runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names.
     """
 
     words: tuple[str, ...]
@@ -142,6 +142,7 @@ class Command(NamedTuple):
     branches: tuple["Command", ...] = ()
     is_background: bool = False
     pinned: str = ""
+    beside: str = ""
 
     @property
     def by_module(self) -> bool:

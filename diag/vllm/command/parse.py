@@ -98,7 +98,13 @@ _PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_TAGGED = re.compile(
+    r"vllm(?:-(?:openai|omni|cpu|gpu|xpu|rocm)[\w-]*)?:(?:v|[a-z]+-v)?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\w.]*\d)"
+    r"|:[\w.-]*vllm[_-]?v?(\d+\.\d+\.\d+)|/[\w.-]*-vllm[_-]?v?(\d+\.\d+\.\d+)[\w.-]*:",
+)
+"""vLLM's version in the name of an image anywhere in a text."""
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _JOB_GPUS = re.compile(r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})\s*$", re.MULTILINE)
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _MOST_BRANCHES = 8
@@ -232,12 +238,15 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
 def _from_guide(text: str, version: str) -> tuple[Command, ...]:
     """Parse the code blocks of a guide; a server in several of them is one in each."""
     commands: list[Command] = []
-    for block in _BLOCK.finditer(text):
-        before = text.count("\n", 0, block.start(3))
-        suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(block[2].lower(), "")
+    blocks = [(block.start(3), block[2].lower(), block[3]) for block in _BLOCK.finditer(text)]
+    blocks += [(block.start(1), "", block[1]) for block in _INLINE.finditer(text)]
+    _, beside = _named(text)
+    for start, language, block in sorted(blocks):
+        before = text.count("\n", 0, start)
+        suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(language, "")
         with suppress(BadUsage):
-            started = parse_all(textwrap.dedent(block[3]), version, None, suffix)
-            commands += [command._replace(line=before + max(1, command.line)) for command in started]
+            started = parse_all(textwrap.dedent(block), version, None, suffix)
+            commands += [each._replace(line=before + max(1, each.line), beside=beside) for each in started]
     if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
     return tuple(commands[:_MOST_SERVERS])
@@ -246,12 +255,18 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
 def _commands(launches: Sequence[Writing], version: str, folder: Path | None, text: str) -> tuple[Command, ...]:
     """Parse the launches that start a server; only Python runs on this host."""
     commands: list[Command] = []
-    lines, error = text.splitlines(), NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
+    (pinned, beside), lines = _named(text), text.splitlines()
+    error = NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
     for launch in launches[:_MOST_SERVERS]:
         try:
-            started = _parse_shell(launch.command, version, folder if launch.is_here else None)
-        except NoLaunch as failure:
-            error = failure
+            if launch.suffix:
+                started = parse_all(launch.command, version, None, launch.suffix)
+            else:
+                started = _parse_shell(launch.command, version, folder if launch.is_here else None)
+        except BadUsage as failure:
+            if not isinstance(failure, NoLaunch) and launch.name != manifests.SCRIPT:
+                raise
+            error = failure if isinstance(failure, NoLaunch) else error
             continue
         line = launch.line or _line(lines, launch.place, [command.line for command in commands])
         for command in started:
@@ -262,7 +277,8 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
                     place=launch.place,
                     line=line,
                     elsewhere=command.elsewhere or ("" if launch.is_here else "in the container"),
-                    pinned=command.pinned or _pinned(text),
+                    pinned=command.pinned or pinned,
+                    beside=command.beside or beside,
                 )
             )
     if not commands:
@@ -277,10 +293,11 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
     return next((at for at, line in enumerate(lines, 1) if place and at not in taken and named.match(line)), 0)
 
 
-def _pinned(text: str) -> str:
-    """Return the release of vLLM that a text installs, "" if it installs none or several."""
-    releases = {*_PINNED.findall(text)}
-    return releases.pop() if len(releases) == 1 else ""
+def _named(text: str) -> tuple[str, str]:
+    """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
+    images = {"".join(groups) for groups in _TAGGED.findall(text)}
+    pinned, beside = (found.pop() if len(found) == 1 else "" for found in ({*_PINNED.findall(text)}, images))
+    return pinned, beside
 
 
 def _parse_shell(
@@ -309,7 +326,7 @@ def _parse_shell(
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
-    job = None
+    job, (pinned, beside) = None, _named(text)
     if gpus := _JOB_GPUS.search(text):  # what a batch script asks Slurm for
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
         job = Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False)
@@ -319,8 +336,9 @@ def _parse_shell(
             branches=tuple(others),
             line=steps[at].line,
             is_background=steps[at].is_background,
-            pinned=_pinned(text),
             container=first.container or job,
+            pinned=pinned,
+            beside=beside,
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
@@ -347,12 +365,19 @@ def _run(
         filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
-            filled += value.split() if " " in value and "$" not in value else [word]
+            named = re.fullmatch(r"\$\{?(\w+)\}?", word) if isinstance(word, Bare) else None
+            if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
+                filled += map(Bare.of, environment[named[1]].split())
+            else:
+                filled += value.split() if " " in value and "$" not in value else [word]
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             yield at, server._replace(exported=(*passed_on, *server.exported))
-        assigned = _assignments(filled)
+        assigned = {}
+        for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
+            own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
+            assigned[name] = _expand(value, own)
         environment |= assigned
         for variable in assigned:
             plain.pop(variable, None)

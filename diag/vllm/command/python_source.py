@@ -17,8 +17,13 @@ from diag.vllm.command.manifests import Writing, ray_arguments
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
-_SERVER = re.compile(r"[\"']vllm[\"']\s*,\s*[\"']serve[\"']|[\"']vllm\.entrypoints\.[\w.]+[\"']")
+_SERVER = re.compile(
+    r"[\"'](?:docker|podman)(?:[\"']\s*,\s*[\"']| )run|[\"']vllm[\"']\s*,\s*[\"']serve[\"']"
+    r"|[\"']vllm\.entrypoints\.[\w.]+[\"']"
+)
 _COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
+_LINE = re.compile(_COMMAND.pattern, re.MULTILINE)
+_IMPORT = re.compile(r"^(?:from [\w.]+ )?import \w", re.MULTILINE)
 _PRINTERS = {
     "print",
     "debug",
@@ -46,7 +51,6 @@ _DEEPEST = 20
 _MOST_ENGINES = 100
 _MOST_NAMES = 10_000
 """Names that are replaced by their values: a name may stand for two others, and so on."""
-_MODULES = {"vllm", "ray", "beam"}
 
 
 class _UnknownValue(Exception):
@@ -60,7 +64,7 @@ def _variable(name: str) -> str:
 
 def is_python(text: str) -> bool:
     """Return True if a text may be Python source that creates an engine, or starts a server."""
-    return bool(_CALL.search(text) or _SERVER.search(text))
+    return bool(_CALL.search(text) or _SERVER.search(text) or (_IMPORT.search(text) and "vllm serve " in text))
 
 
 def engines(text: str, version: str) -> list[Writing]:
@@ -119,8 +123,9 @@ class _Source:
         self._foreign = {
             alias.asname or alias.name
             for node in nodes
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in _MODULES
+            if isinstance(node, ast.ImportFrom) and not re.match(r"\w*vllm|ray\b|beam\b", node.module or "")
             for alias in node.names
+            if alias.name != "vllm"
         } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
     def _read_additions(self, nodes: list[ast.AST]) -> None:
@@ -129,7 +134,8 @@ class _Source:
         for node in nodes:
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 self._additions.setdefault(node.target.id, []).append(node)
-        bodies = [body for node in nodes for body in (getattr(node, "body", None),) if isinstance(body, list)]
+        names = ("body", "orelse", "finalbody")
+        bodies = [body for node in nodes for name in names if isinstance(body := getattr(node, name, None), list)]
         self._lists_by_name = {
             statement.targets[0].id: (statement.value, body)
             for body in bodies
@@ -158,12 +164,14 @@ class _Source:
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
             words = self._list(node)
-            if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
+            is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
+            if is_run or words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
                 command = shlex.join([*words, *self._added(node)])
                 writings.append((node.lineno, self._writing("Python: a command as a list", command, node)))
         for text_node in self._texts:
             text = self._text(text_node)
-            if _COMMAND.match(text) and len(writings) < _MOST_ENGINES:
+            is_script = "\n" in text and _LINE.search(text)
+            if (is_script or _COMMAND.match(text)) and len(writings) < _MOST_ENGINES:
                 writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
         yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
 

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     if _FROM.match(text):
         return _from_dockerfile(text, version)
     is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
+    is_code = is_code or text.lstrip().startswith(("import ", "from "))
     if suffix == ".json" or (not is_code and is_yaml(text)):
         documents = parse(text, "the text")
         launches = tuple(containers(documents, version))
@@ -78,9 +80,13 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
             raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
         return launches
     if suffix == ".ipynb":
-        text = _notebook(text)
+        text, guide = _notebook(text)
+        told = (Writing("a notebook", guide, suffix=".md"),) if "```" in guide and "vllm" in guide else ()
         if not is_python(text):
-            return (Writing("a notebook", text, is_here=True),)
+            return (Writing("a notebook", text, is_here=True), *told)
+        with suppress(BadUsage):
+            return (*engines(text, version), *told)
+        return told
     if _QUADLET.search(text):
         return _from_quadlet(text)
     is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
@@ -110,15 +116,15 @@ def _from_quadlet(text: str) -> tuple[Writing, ...]:
     return (Writing("a quadlet", shlex.join([*words, image, *program])),)
 
 
-def _notebook(text: str) -> str:
-    """Return the code of a notebook; a line that begins with ! is a shell's."""
+def _notebook(text: str) -> tuple[str, str]:
+    """Return the code of a notebook, in which a line that begins with ! is a shell's, and its prose."""
     try:
         cells = parse_json(text).get("cells", [])
-        code = ["".join(cell.get("source", "")) for cell in cells if cell.get("cell_type") == "code"]
+        cells = [(cell.get("cell_type"), "".join(cell.get("source", ""))) for cell in cells]
     except (ValueError, RecursionError, AttributeError, TypeError):
         raise BadUsage("the notebook cannot be read: it is no JSON") from None
-    whole = "\n".join(code)
-    return whole if is_python(whole) else _SHELL_LINE.sub("", whole)
+    code, prose = ("\n".join(text for kind, text in cells if kind == wanted) for wanted in ("code", "markdown"))
+    return code if is_python(code) else _SHELL_LINE.sub("", code), prose
 
 
 def notation(text: str) -> str:
