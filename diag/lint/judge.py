@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from diag.core.errors import BadUsage
+from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import expanded, read_json
 from diag.lint.comments import Source
 from diag.lint.flags import is_omni
@@ -147,7 +147,7 @@ class Judge:
         try:
             commands = read_all(text, version=version)
         except BadUsage as error:
-            if self.here or "--config" not in str(error):
+            if self.here or isinstance(error, NoLaunch) or "--config" not in str(error):
                 raise
             content = Path(text).read_text(encoding="utf-8", errors="replace")  # its --config file is elsewhere
             commands = parse_all(content, version, None, Path(text).suffix)
@@ -271,6 +271,8 @@ def _run_together(first: Command, second: Command) -> bool:
     boxes = (first.container, second.container)
     if all(box and box.kind == "Compose service" and box.is_whole for box in boxes):
         return True
+    if first.place != second.place:  # functions of a script, which may run one after the other
+        return False
     stays = first.is_background or {"-d", "--detach", "-itd", "-dit"} & {*first.words[: first.arguments]}
     return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
 

@@ -297,7 +297,7 @@ def split(value: Any) -> list[str]:
     """Return a list of words; a text is split as by a shell. BadUsage if an alias of YAML makes them very long."""
     if isinstance(value, str):
         try:
-            return shlex.split(value)
+            return shlex.split(re.sub(r"\\[ \n]", " ", value))  # YAML folds a continued line to "\ "
         except ValueError:
             return value.split()
     words = [str(word) for word in value] if isinstance(value, list) else []
@@ -309,7 +309,7 @@ def split(value: Any) -> list[str]:
 def serve(words: Iterable[str], environment: Mapping[str, str], image: object = None) -> str:
     """Write `vllm serve` with these words, in a container if the image is one of vLLM."""
     pairs = [f"{name}={value}" for name, value in environment.items()]
-    if not isinstance(image, str) or "vllm" not in image:
+    if not isinstance(image, str) or "vllm" not in image.rpartition("/")[2].partition(":")[0]:
         return shlex.join([*pairs, "vllm", "serve", *words])
     options = [word for pair in pairs for word in ("-e", pair)]
     return shlex.join(["docker", "run", *options, "--entrypoint", "vllm", image, "serve", *words])

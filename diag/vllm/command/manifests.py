@@ -197,7 +197,8 @@ class _Reader(NamedTuple):
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             if name == _SERVICE:
                 around = read_service(node, environment)
-            words = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", *words]
+            is_named = "vllm" in vllm_image and "$(" not in vllm_image
+            words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
@@ -383,7 +384,8 @@ def _model_booster(document: Mapping[str, Any], version: str) -> Iterator[Writin
     for worker in items(backend, "workers"):
         _, environment = _variables(backend)
         served = _fetched(backend.get("modelURI"), "/model")
-        words = command_line({"model": served, **inner(worker, "config")}, version)
+        flags = {key: True if value == "" else value for key, value in inner(worker, "config").items()}
+        words = command_line({"model": served, **flags}, version)
         around = read_pod({}, worker, (), is_whole=False)
         around = around._replace(gpus=around.gpus if worker.get("pods", 1) == 1 else None)
         place = str(worker.get("type") or "")

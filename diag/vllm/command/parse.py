@@ -71,7 +71,8 @@ def image(words: Sequence[str]) -> Image:
         serves = words[entry : entry + 1] == ["serve"]
         if _PROGRAM_WORD.fullmatch("".join(words[entry : entry + 1])):
             return Image(named)
-        if programs and not (Path(programs[-1]).name == "vllm" and serves):
+        is_idle = not (words[entry:] or programs or by_option or "vllm-openai" in named)  # what it starts is unknown
+        if is_idle or (programs and not (Path(programs[-1]).name == "vllm" and serves)):
             return Image(named)
         return Image(named, entry + serves, None if programs else entry)
     return Image()
@@ -94,7 +95,7 @@ _MOST_SERVERS = 100
 _MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
@@ -105,6 +106,7 @@ _TAGGED = re.compile(
 """vLLM's version in the name of an image anywhere in a text."""
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
+_HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})\s*$", re.MULTILINE)
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _MOST_BRANCHES = 8
@@ -151,7 +153,8 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     file = Path(text)
     if file.suffix in (".yaml", ".yml"):
         return _read_yaml(file, content, folder, version)
-    return parse_all(content.decode("utf-8", "replace"), version, folder, file.suffix)
+    text = content.decode("utf-8", "replace").replace("\r\n", "\n")
+    return parse_all(text, version, folder, file.suffix)
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -194,8 +197,9 @@ def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[
     launches = tuple(manifests.containers(documents, version))
     if launches:
         return _commands(launches, version, folder, content.decode("utf-8", "replace"))
-    flags = [understood(f"--{key}") for document in documents if isinstance(document, dict) for key in document]
-    if manifests.is_manifest(documents) or (flags and flags.count(None) > len(flags) / 2):
+    keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
+    flags = [_is_flag(key, value) for key, value in keys]
+    if manifests.is_manifest(documents) or (flags and sum(flags) <= len(flags) // 2):
         why = manifests.template(content.decode("utf-8", "replace"))
         raise (BadUsage if why and b"containers:" in content else NoLaunch)(
             f"{file}: {why}"
@@ -204,6 +208,12 @@ def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[
         )
     command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
     return tuple(one._replace(writing="a --config file") for one in _parse_shell(command, version, folder))
+
+
+def _is_flag(key: object, value: object) -> bool:
+    """Return True for a key and a value that a --config file may have."""
+    option = understood(f"--{key}") if key != "config" else None
+    return option is not None and (not isinstance(value, dict) or option.flag.value in ("json", "object"))
 
 
 def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> tuple[Command, ...]:
@@ -246,6 +256,8 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(language, "")
         with suppress(BadUsage):
             started = parse_all(textwrap.dedent(block), version, None, suffix)
+            # flags alone explain a command
+            started = tuple(each for each in started if each.arguments or each.writing)
             commands += [each._replace(line=before + max(1, each.line), beside=beside) for each in started]
     if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
@@ -274,7 +286,7 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
                 command._replace(
                     writing=launch.name,
                     container=launch.container or command.container,
-                    place=launch.place,
+                    place=launch.place or command.place,
                     line=line,
                     elsewhere=command.elsewhere or ("" if launch.is_here else "in the container"),
                     pinned=command.pinned or pinned,
@@ -326,7 +338,7 @@ def _parse_shell(
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
-    job, (pinned, beside) = None, _named(text)
+    job, (pinned, beside), lines = None, _named(text), text.splitlines()
     if gpus := _JOB_GPUS.search(text):  # what a batch script asks Slurm for
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
         job = Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False)
@@ -335,6 +347,7 @@ def _parse_shell(
         first._replace(
             branches=tuple(others),
             line=steps[at].line,
+            place=_function(lines, steps[at].line),
             is_background=steps[at].is_background,
             container=first.container or job,
             pinned=pinned,
@@ -342,6 +355,16 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _function(lines: Sequence[str], line: int) -> str:
+    """Return the function of a script in which a line stands, "" for none."""
+    for text in reversed(lines[:line]):
+        if header := _HEADER.match(text):
+            return header[1]
+        if text.startswith("}"):
+            break
+    return ""
 
 
 def _run(

@@ -8,6 +8,7 @@ import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from diag.core.errors import BadUsage
@@ -33,7 +34,7 @@ _PRINTERS = {
     "write",
     "echo",
     "add_argument",
-    "help",
+    *("help", "usage", "description", "epilog"),
     "raises",
     "ValueError",
 }
@@ -71,12 +72,19 @@ def engines(text: str, version: str) -> list[Writing]:
     """Return the engines that Python source creates, the first one first; BadUsage if it cannot be parsed."""
     try:
         with warnings.catch_warnings(action="ignore"):  # Python's about the source
-            tree = ast.parse(_NOTEBOOK.sub("", textwrap.dedent(text)))
+            tree = _tree(textwrap.dedent(text))
     except SyntaxError as error:
         raise BadUsage(f"the Python source cannot be parsed: line {error.lineno or 1} is no Python") from None
     except (ValueError, MemoryError, RecursionError):
         raise BadUsage("the Python source cannot be parsed: it is nested too deep, or no text") from None
     return list(_Source(tree, version).engines())
+
+
+def _tree(text: str) -> ast.Module:
+    """Parse a source, else without the lines that only a notebook runs."""
+    with suppress(SyntaxError):
+        return ast.parse(text)
+    return ast.parse(_NOTEBOOK.sub("", text))
 
 
 class _Source:
@@ -86,6 +94,7 @@ class _Source:
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._lists = [node for node in nodes if isinstance(node, ast.List)]
         printed = {id(part) for call in self._calls if _names(call.func)[1] in _PRINTERS for part in call.args}
+        printed |= {id(part.value) for call in self._calls for part in call.keywords if part.arg in _PRINTERS}
         printed |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
         printed |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
         self._texts = [
@@ -119,6 +128,13 @@ class _Source:
                 is_dict = isinstance(value, ast.Dict | ast.Call)
                 if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_dict):
                     self._values[name.id] = value
+        self._environment = {
+            str(self._known(node.targets[0].slice, "")): str(self._known(node.value, "value"))
+            for node in nodes
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Subscript)
+            and _names(node.targets[0].value) == ("os", "environ")
+        }
         self._read_additions(nodes)
         self._foreign = {
             alias.asname or alias.name
@@ -160,7 +176,7 @@ class _Source:
             root, last = _names(call.func)
             is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
-                command = serve(self._words(call, last), {})
+                command = serve(self._words(call, last), self._environment)
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
             words = self._list(node)
