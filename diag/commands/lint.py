@@ -19,7 +19,7 @@ from diag.lint.rule import HostGpus, LintReport, LintResult, UnknownValue, host_
 from diag.lint.rules import RULES
 from diag.report.lint_formats import FORMATS
 from diag.vllm.command import redaction
-from diag.vllm.command.command import Command
+from diag.vllm.command.command import NOTATIONS, Command
 from diag.vllm.command.parse import MOST_BYTES, is_existing
 from diag.vllm.gpus import visible_gpus
 
@@ -88,22 +88,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
     return FORMATS["json" if as_json else options.form](result), result.status
 
 
-_SUFFIXES = {
-    ".yaml",
-    ".yml",
-    ".json",
-    ".sh",
-    ".bash",
-    ".sbatch",
-    ".slurm",
-    ".py",
-    ".ipynb",
-    ".env",
-    ".service",
-    ".container",
-    ".hcl",
-    ".nomad",
-}
+_SUFFIXES = frozenset[str](NOTATIONS["suffixes"])
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26

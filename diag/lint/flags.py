@@ -8,7 +8,8 @@ from functools import lru_cache
 from diag.lint.removed import INEFFECTIVE, REPLACED_VARIABLES, V1, V1_ONLY, ReplacedVariable
 from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
-from diag.vllm.flags.registry import Flag, known, parsers, reads, variables, versions
+from diag.vllm.flags.registry import Flag, known, parsers
+from diag.vllm.metric_names import newest, reads, variables
 
 _CLOSE = 0.8
 _VERY_CLOSE = 0.93
@@ -186,7 +187,7 @@ def _ineffective_variable(name: str, variable: ReplacedVariable, target: LintTar
     backend = command.environment[name].removesuffix("_VLLM_V1")
     new = (flag, backend) if flag and backend in ATTENTION_BACKENDS and not command.all(flag) else ()
     first, last = variables().get(name, ("", ""))
-    span = f"since {first}" if last == versions()[-1] else f"from {first} until {last}"
+    span = f"since {first}" if last == newest() else f"from {first} until {last}"
     edits: list[Edit] = []
     before, assigned = command.words[: command.arguments], re.compile(rf"(?:--env=|-e)?{name}=.*", re.DOTALL)
     place = next((at for at, word in enumerate(before) if assigned.fullmatch(word)), None)

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.shell import line
 from diag.vllm.flags.registry import Option, known, release, understood
 
+NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _SERVER = re.compile(r"(?:\w*vllm\.)?vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
 
@@ -211,20 +213,10 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _RENAMED_LEVEL = "0.12.0"
 """The release from which on the key `level` of --compilation-config is called `mode`."""
 
-_VARIABLES: Mapping[str, str] = {
-    "MODEL_NAME": "model",
-    "MODEL_ID": "model",
-    "MODEL_REVISION": "revision",
-    "TOKENIZER_NAME": "tokenizer",
-    "OPENAI_SERVED_MODEL_NAME_OVERRIDE": "served_model_name",
-    "CUSTOM_CHAT_TEMPLATE": "chat_template",
-    "VLLM_CONFIG_FILE": "config",
-}
-"""Variables of RunPod's worker (src/args_builder.py) whose name is no flag in upper case."""
+_VARIABLES: Mapping[str, str] = NOTATIONS["worker"]
 _EXTRA = ("VLLM_EXTRA_ARGS", "VLLM_ADDITIONAL_ARGS")
 """Variables that hold words of a command line: of RunPod's worker, and of KServe's LLMInferenceService."""
-_OF_THE_WORKER = frozenset(("HOST", "PORT", "API_KEY", "CONFIG", "HELP", "LOG_LEVEL"))
-"""Names of flags that RunPod's worker sets itself, or does not read."""
+_OF_THE_WORKER = frozenset[str](NOTATIONS["worker_own"])
 _SAGEMAKER = "SM_VLLM_"
 """Amazon SageMaker's images of vLLM turn each variable with this prefix into a flag."""
 

@@ -9,15 +9,11 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import parse_yaml
-from diag.vllm.command.command import command_line, from_variables, serve, split, unread
+from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.shell import filled_templates
 
-_KEYS = {
-    *("apiVersion", "kind", "services", "servingEngineSpec", "modelArtifacts", "applications", "containers"),
-    *("serveConfigV2", "image", "run", "commands"),
-}
-"""Keys of a document, one of which shows that it is no file for --config."""
+_KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
@@ -34,22 +30,8 @@ _MOST_DOCUMENTS = 100
 _MOST_BYTES = 2**22
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
-_KSERVE: Mapping[str, str] = {
-    "--model-id": "--model",
-    "--model-dir": "--model",
-    "--model-name": "--served-model-name",
-    "--model-revision": "--revision",
-    "--max-length": "--max-model-len",
-}
-"""Flags of KServe's Hugging Face server that set a flag of vLLM."""
-_OF_KSERVE = frozenset(
-    (
-        *("--backend", "--task", "--http-port", "--grpc-port", "--workers", "--tensor-input-names"),
-        *("--disable-lower-case", "--disable-special-tokens", "--return-token-type-ids", "--return-probabilities"),
-        *("--return-raw-logits", "--return-offsets-mapping", "--predictor-config", "--enable-docs-url"),
-    )
-)
-"""Flags of that server's own."""
+_KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
+_OF_KSERVE = frozenset[str](NOTATIONS["kserve_own"])
 
 
 class Writing(NamedTuple):

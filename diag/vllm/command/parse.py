@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
-from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
+from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import Container, read_run
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
@@ -110,18 +110,8 @@ _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ 
 _JOB_GPUS = re.compile(r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})\s*$", re.MULTILINE)
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _MOST_BRANCHES = 8
-_OTHERS = {
-    "sglang": "SGLang",
-    "text-generation-launcher": "TGI",
-    "text-generation-inference": "TGI",
-    "trtllm-serve": "TensorRT-LLM",
-    "tritonserver": "Triton",
-    "llama-server": "llama.cpp",
-    "ollama": "Ollama",
-    "lmdeploy": "LMDeploy",
-}
+_OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
-"""Servers of other programs that are named in the refusal."""
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")

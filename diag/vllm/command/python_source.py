@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.command import command_line, is_server, serve, split
+from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
 
@@ -25,19 +25,7 @@ _SERVER = re.compile(
 _COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
 _LINE = re.compile(_COMMAND.pattern, re.MULTILINE)
 _IMPORT = re.compile(r"^(?:from [\w.]+ )?import \w", re.MULTILINE)
-_PRINTERS = {
-    "print",
-    "debug",
-    "info",
-    "warning",
-    "error",
-    "write",
-    "echo",
-    "add_argument",
-    *("help", "usage", "description", "epilog"),
-    "raises",
-    "ValueError",
-}
+_PRINTERS = frozenset[str](NOTATIONS["printers"])
 _NOTEBOOK = re.compile(r"^[ \t]*[!%].*$", re.MULTILINE)
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -9,35 +9,14 @@ from typing import NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
-from diag.vllm.command.command import command_line, from_variables, serve, split, unread
+from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
 from diag.vllm.command.shell import default
 from diag.vllm.flags.registry import known
 
-FORMS: Mapping[str, str] = {
-    "a shell command or script": "`vllm serve`, `python -m vllm.entrypoints...`, `docker run`, `kubectl run`, `ssh`,"
-    " with the variables that the script sets",
-    "--config YAML": "the keys of a file",
-    "a systemd unit": "`ExecStart=` and `Environment=`; a quadlet of Podman",
-    "a guide": "the code blocks of a `.md` file",
-    "a Dockerfile": "`ARG`, `FROM`, `ENV`, `ENTRYPOINT` and `CMD` of the last stage",
-    "Compose": "`image`, `entrypoint`, `command` and `environment` of a service",
-    "a Kubernetes manifest": "the containers of a Deployment, StatefulSet, LeaderWorkerSet or any other kind, also as"
-    " rendered by Helm, or in a here-document",
-    "KServe": "InferenceService (`predictor.model`, `predictor.containers`), ServingRuntime, LLMInferenceService",
-    "Ray Serve": "RayService (`serveConfigV2`), `llm_configs` of an application",
-    "Helm values": "the production stack (`servingEngineSpec.modelSpec`), llm-d-modelservice (`modelArtifacts`), a"
-    " chart with `image.command`",
-    "other operators and services": "KubeAI's `Model`, the production stack's `VLLMRuntime`, a SkyPilot task, a dstack"
-    " service, Triton's `model.json`, a script in any text of a YAML",
-    "the variables of a worker": "RunPod's (`MODEL_NAME`, `MAX_MODEL_LEN` ...) and SageMaker's (`SM_VLLM_...`):"
-    " a `.env` file, a Dockerfile, a container",
-    "Python": "`LLM(...)`, `EngineArgs(...)`, `AsyncEngineArgs(...)`, Ray's `LLMConfig(...)`, Beam's `VLLMArgs(...)`, a"
-    " command as a list, GPUs of Modal's decorators; also in a notebook; nothing is executed",
-}
-"""The accepted forms of a launch, and the parts that are read."""
+FORMS: Mapping[str, str] = NOTATIONS["forms"]
 EXPECTED = (
     "expected `vllm serve MODEL --flag value ...` or `python -m vllm.entrypoints.openai.api_server ...`, as"
     f" {', '.join(FORMS)}"
@@ -46,11 +25,7 @@ _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
 _QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
-_QUADLET_OPTIONS = {
-    **{"Environment": "-e", "EnvironmentFile": "--env-file", "Volume": "--volume", "Mount": "--mount"},
-    **{"PublishPort": "--publish", "AddDevice": "--device", "ShmSize": "--shm-size", "Network": "--network"},
-    **{"Entrypoint": "--entrypoint", "User": "--user"},
-}
+_QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")

@@ -126,21 +126,6 @@ def environment() -> frozenset[str]:
 
 
 @cache
-def variables() -> Mapping[str, tuple[str, str]]:
-    """Return the first and the last known release that reads each variable VLLM_..."""
-    content = json.loads(Path(__file__).with_name("variables.json").read_text(encoding="utf-8"))
-    return {name: (first, last) for name, (first, last) in content["variables"].items()}
-
-
-def reads(version: str, name: str) -> bool:
-    """Return True if a release reads a variable; the newest known one stands for later ones."""
-    first, last = variables().get(name, ("", ""))
-    known = versions()
-    is_from = first == known[0] or release(first) <= release(version)
-    return bool(first) and is_from and (last == known[-1] or release(version) <= release(last))
-
-
-@cache
 def _short() -> dict[str, Flag]:
     """Return flags by their short names, including names that only some releases have."""
     flags = known().values()
