@@ -10,14 +10,14 @@ _SUBJECT = re.compile(r"\A(?:(--?[A-Za-z][\w-]*)|(VLLM_\w+|\w+_VISIBLE_DEVICES)|
 """What a message is about, at its beginning: a flag, a variable, or a probe."""
 
 
-class Source(NamedTuple):
+class LaunchText(NamedTuple):
     """The lines of a launch file, none for a command, and the line of each server in it, 0 if it is unknown."""
 
     lines: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, file: str, starts: Collection[int]) -> "Source":
+    def of(cls, file: str, starts: Collection[int]) -> "LaunchText":
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         return cls(tuple(text.splitlines()), tuple(starts))
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import expanded, read_json
-from diag.lint.comments import Source
+from diag.lint.comments import LaunchText
 from diag.lint.flags import is_omni
 from diag.lint.host import is_without_config
 from diag.lint.rule import (
@@ -107,8 +107,8 @@ class Judge:
         targets: list[LintTarget] = []
         reports = []
         is_file = not self.foreign and "\n" not in text and is_existing(text)
-        source_text = Source.of(text, [command.line for command in commands]) if is_file else Source()
-        mistakes = [f"a comment in {mistake}" for mistake in source_text.mistakes(RULES)]
+        written = LaunchText.of(text, [command.line for command in commands]) if is_file else LaunchText()
+        mistakes = [f"a comment in {mistake}" for mistake in written.mistakes(RULES)]
         for at, first in enumerate(commands):
             parser = _ParserAnswer(problem=(f"{_NOT_ASKED}it takes ten seconds, diag lint asks it",) * self.here)
             if asks:
@@ -134,9 +134,9 @@ class Judge:
                     for version, before in zip(OLDER, map(read, OLDER), strict=True)
                 ]
                 findings = _of_assumed(findings, older, chosen)
-            lines = [source_text.line(at, finding.message) for finding in findings]
+            lines = [written.line(at, finding.message) for finding in findings]
             findings = tuple(replace(each, line=line) for each, line in zip(findings, lines, strict=True))
-            kept = [each for each in findings if each.rule not in {*self.ignored, *source_text.ignored(at)}]
+            kept = [each for each in findings if each.rule not in {*self.ignored, *written.ignored(at)}]
             notes += mistakes if at == 0 else []
             reports.append(self._report(target, findings, kept, chosen, source, parser, notes))
         return tuple(reports)

@@ -50,7 +50,7 @@ class IneffectiveFlag:
 
 @dataclass(frozen=True)
 class ReplacedVariable:
-    """What to use where a release does not read a variable: `flag` takes its value, `variable` is its new name."""
+    """A hint for releases that do not read a variable: `flag` takes its value, `variable` is its new name."""
 
     instead: str = ""
     flag: str = ""

@@ -281,6 +281,15 @@ TABLE = {
         " resources: {limits: {nvidia.com/gpu: 2}}}]}}\n",
         [{"removed_flag": 2}],
     ),
+    "Nomad": (
+        "v.nomad.hcl",
+        'job "llm" {\n  group "g" {\n    task "chat" {\n      driver = "docker"\n      config {\n'
+        '        image = "vllm/vllm-openai:v0.25.1"\n        args = ["--model", "org/m", "-tp", "4",\n'
+        '          "--swap-space", "4", "--port", "${NOMAD_PORT_http}"]\n      }\n      env { HF_HOME = "/m" }\n'
+        '      resources {\n        device "nvidia/gpu" { count = 2 }\n      }\n    }\n'
+        '    task "log" { config { image = "busybox" } }\n  }\n}\n',
+        [{"removed_flag": 2, "gpu_limit_differs": 2}],
+    ),
     "an overlay of Compose": (
         "c.yaml",
         "services: {v: {build: ., entrypoint: [python3, -m, vllm.entrypoints.openai.api_server]}}\n",

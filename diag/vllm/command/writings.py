@@ -2,10 +2,10 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
@@ -24,6 +24,8 @@ EXPECTED = (
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
+_NOMAD_TASK = re.compile(r'^[ \t]*task[ \t]+"([^"\n]+)"[ \t]*\{', re.MULTILINE)
+_NOMAD_VALUE = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*(\[[^\]]*\]|"(?:[^"\\\n]|\\.)*"|\w+)', re.MULTILINE)
 _QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
 _QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
@@ -64,6 +66,8 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         return told
     if _QUADLET.search(text):
         return _from_quadlet(text)
+    if not is_code and _NOMAD_TASK.search(text):
+        return tuple(_from_nomad(text, version))
     is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
     if is_source or (suffix != ".sh" and is_python(text)):
         launches = tuple(engines(text, version))
@@ -89,6 +93,42 @@ def _from_quadlet(text: str) -> tuple[Writing, ...]:
         elif key in _QUADLET_OPTIONS:
             words += [word for part in split(value) for word in (_QUADLET_OPTIONS[key], part)]
     return (Writing("a quadlet", shlex.join([*words, image, *program])),)
+
+
+def _from_nomad(text: str, version: str) -> Iterator[Writing]:
+    """Yield the tasks of a Nomad job, read as services of Compose; nothing but their GPUs is known of the container."""
+    for task in _NOMAD_TASK.finditer(text):
+        body = text[task.end() : _closed(text, task.end())]
+        config, environment = _nomad_block(body, "config"), _nomad_block(body, "env")
+        gpus = str(_nomad_block(body, 'device[ \t]+"nvidia/gpu[^"\n]*"').get("count", "1" * ('"nvidia/gpu' in body)))
+        words = [*filter(None, [config.get("command")]), *(config.get("args") or ())]
+        service = {"image": config.get("image"), "entrypoint": config.get("entrypoint"), "command": words}
+        for writing in containers([{"services": {task[1]: {**service, "environment": environment}}}], version):
+            around = Container("Nomad task", shared_memory=None, is_whole=False, gpus_by="device")
+            around = around._replace(gpus=int(gpus) if gpus.isdigit() else None)
+            yield writing._replace(name="a Nomad task", container=around, line=text.count("\n", 0, task.end()) + 1)
+
+
+def _nomad_block(text: str, name: str) -> dict[str, Any]:
+    """Return the texts and the lists of a block; a value that Nomad fills in is a variable."""
+    opened = re.search(rf"^[ \t]*{name}[ \t]*\{{", text, re.MULTILINE)
+    block = text[opened.end() : _closed(text, opened.end())] if opened else ""
+    pairs = (
+        (name, re.findall(r'"((?:[^"\\\n]|\\.)*)"', value) or [value]) for name, value in _NOMAD_VALUE.findall(block)
+    )
+    values = {name: [part.replace('\\"', '"') for part in parts] for name, parts in pairs}
+    is_list = {name for name, value in _NOMAD_VALUE.findall(block) if value.startswith("[")}
+    return {name: parts if name in is_list else parts[0] for name, parts in values.items()}
+
+
+def _closed(text: str, start: int) -> int:
+    """Return the place of the brace that closes a block, the end of the text if none does."""
+    depth = 1
+    for brace in re.compile(r'"(?:[^"\\\n]|\\.)*"|[{}]').finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth:
+            return brace.start()
+    return len(text)
 
 
 def _notebook(text: str) -> tuple[str, str]:
