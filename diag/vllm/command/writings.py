@@ -26,6 +26,7 @@ _LONGEST = 2**15
 _SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
 _NOMAD_TASK = re.compile(r'^[ \t]*task[ \t]+"([^"\n]+)"[ \t]*\{', re.MULTILINE)
 _NOMAD_VALUE = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*(\[[^\]]*\]|"(?:[^"\\\n]|\\.)*"|\w+)', re.MULTILINE)
+_NOMAD_TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 _QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
 _QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
@@ -113,12 +114,11 @@ def _nomad_block(text: str, name: str) -> dict[str, Any]:
     """Return the texts and the lists of a block; a value that Nomad fills in is a variable."""
     opened = re.search(rf"^[ \t]*{name}[ \t]*\{{", text, re.MULTILINE)
     block = text[opened.end() : _closed(text, opened.end())] if opened else ""
-    pairs = (
-        (name, re.findall(r'"((?:[^"\\\n]|\\.)*)"', value) or [value]) for name, value in _NOMAD_VALUE.findall(block)
-    )
-    values = {name: [part.replace('\\"', '"') for part in parts] for name, parts in pairs}
-    is_list = {name for name, value in _NOMAD_VALUE.findall(block) if value.startswith("[")}
-    return {name: parts if name in is_list else parts[0] for name, parts in values.items()}
+    values: dict[str, Any] = {}
+    for key, value in _NOMAD_VALUE.findall(block):
+        parts = [part.replace('\\"', '"') for part in _NOMAD_TEXT.findall(value)]
+        values[key] = parts if value.startswith("[") else (parts or [value])[0]
+    return values
 
 
 def _closed(text: str, start: int) -> int:
