@@ -175,7 +175,7 @@ def model_by_flag(target: LintTarget) -> Iterator[Match]:
 def model_not_read(target: LintTarget) -> Iterator[Match]:
     command = target.command
     first = command.words[command.arguments : command.arguments + 1]
-    is_word = bool(first) and not first[0].startswith("-")
+    is_word = bool(first) and not first[0].startswith("-") and not is_open(first[0])
     is_entry = _is_own_image(command) and command.entry is not None  # the module up to 0.9.1, `vllm serve` in 0.17.1
     is_module = command.by_module or (is_entry and not target.since("0.9.2"))
     if _has_model(command) and is_module and not _model_flags(command) and is_word:

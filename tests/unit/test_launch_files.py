@@ -290,6 +290,12 @@ TABLE = {
         '    task "log" { config { image = "busybox" } }\n  }\n}\n',
         [{"removed_flag": 2, "gpu_limit_differs": 2}],
     ),
+    "words for a shell": (
+        "p.yaml",
+        pod("'--model=org/m', '--swap-space=4'", """, command: [bash, -c, 'vllm serve "$@"', --]"""),
+        [{"removed_flag": 2, "model_by_flag": 1}],
+    ),
+    "a benchmark": ("s.sh", "python3 -m vllm.entrypoints.cli.main bench serve --rate 1\nvllm serve m", [{}]),
     "an overlay of Compose": (
         "c.yaml",
         "services: {v: {build: ., entrypoint: [python3, -m, vllm.entrypoints.openai.api_server]}}\n",

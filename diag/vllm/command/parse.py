@@ -416,7 +416,8 @@ def _find_servers(
         substituted = _SUBSTITUTED.fullmatch(word)
         script = substituted[1] if substituted else word if runs or is_script else ""
         if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
-            inner, at = script, place
+            rest = shlex.join(words[place + 2 :])  # bash -c 'vllm serve "$@"' -- words
+            inner, at = script.replace('"$@"', rest) if rest else script, place
             break
 
     contained = _find_image(words, environment)
@@ -462,7 +463,7 @@ def _serve_end(words: Sequence[str]) -> int | None:
         after = words[at + 1] if at + 1 < len(words) else ""
         if after == "serve" and _PROGRAM.fullmatch(Path(word).name):
             return at + 2
-        if is_server(word):
+        if is_server(word) and (after == "serve" or not word.endswith(".cli.main")):
             return at + 2 if after == "serve" else at + 1
     return None
 
