@@ -72,9 +72,8 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
             if not several:
                 raise
             if not isinstance(error, NoLaunch):
-                unread[redaction.name(text) or "a file whose name is not shown"] = (
-                    str(error).removeprefix(text).lstrip(":, ")
-                )
+                name = redaction.name(text) or "a file whose name is not shown"
+                unread[name] = str(error).removeprefix(text).lstrip(":, ")
             continue
         judged += [
             report.of_file(redaction.name(text) if is_file else "", options.every or not is_file)

@@ -34,7 +34,7 @@ class LaunchText(NamedTuple):
     def mistakes(self, known: Collection[str]) -> Iterator[str]:
         """Yield why a comment drops nothing."""
         for at, comment in self._comments():
-            for rule in comment["rules"].split(","):
+            for rule in filter(None, comment["rules"].split(",")):
                 if rule not in known:
                     yield f"line {at}: no rule is called '{rule[:40]}', and nothing is ignored"
                 elif not comment["reason"].strip("-> "):

@@ -189,7 +189,7 @@ def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[
         return _commands(launches, version, folder, content.decode("utf-8", "replace"))
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
-    if manifests.is_manifest(documents) or (flags and sum(flags) <= len(flags) // 2):
+    if manifests.is_manifest(documents) or (flags and (not any(flags) or sum(flags) < len(flags) / 2)):
         why = manifests.template(content.decode("utf-8", "replace"))
         raise (BadUsage if why and b"containers:" in content else NoLaunch)(
             f"{file}: {why}"
