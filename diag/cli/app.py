@@ -427,6 +427,7 @@ def lint(
     here: bool = False,
     only: str = "",
     every: bool = False,
+    form: Literal["text", "json", "sarif", "github", "junit", "markdown"] = "text",
     contract: Path | None = None,
     as_json: bool = False,
 ) -> None:
@@ -435,9 +436,12 @@ def lint(
     Every server of a file is judged. Nothing is started. Exit status: 0 no warning, 1 warnings or a file of several
     that could not be read, 2 errors, 65 no launch of vLLM found, 66 no such file.
     """
+    from dataclasses import replace
+
     from diag.commands.lint import LintOptions, run
 
-    options = LintOptions(vllm_version, python, ignore or (), contract, gpu=gpu, here=here, every=every, only=only)
+    where = LintOptions(vllm_version, python, ignore or (), contract, gpu=gpu, here=here)
+    options = replace(where, every=every, only=only, form=form)
     text, status = run(command, options, as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)

@@ -17,10 +17,10 @@ from diag.exporter.process.kernel import control_group
 from diag.lint.judge import Judge
 from diag.lint.rule import HostGpus, LintReport, LintResult, UnknownValue, host_gpus, is_open, ranks
 from diag.lint.rules import RULES
-from diag.report.settings import render_lint, render_lint_json
+from diag.report.lint_formats import FORMATS
 from diag.vllm.command import redaction
-from diag.vllm.command.command import Command
-from diag.vllm.command.parse import MOST_BYTES
+from diag.vllm.command.command import NOTATIONS, Command
+from diag.vllm.command.parse import MOST_BYTES, is_existing
 from diag.vllm.gpus import visible_gpus
 
 
@@ -28,7 +28,8 @@ from diag.vllm.gpus import visible_gpus
 class LintOptions:
     """Options of the command line; for a `foreign` text, such as an agent's, no file of this host is opened.
 
-    With `here` a file is judged for this host, as a command is. `every` shows infos about files too.
+    With `here` a file is judged for this host, as a command is. `every` shows infos about files too. `form` is one of
+    `diag.report.lint_formats.FORMATS`.
     """
 
     vllm_version: str = ""
@@ -40,6 +41,7 @@ class LintOptions:
     here: bool = False
     every: bool = False
     only: str = ""
+    form: str = "text"
 
 
 def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tuple[str, int]:
@@ -70,7 +72,8 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
             if not several:
                 raise
             if not isinstance(error, NoLaunch):
-                unread[redaction.name(text)] = str(error).removeprefix(text).lstrip(":, ")
+                name = redaction.name(text) or "a file whose name is not shown"
+                unread[name] = str(error).removeprefix(text).lstrip(":, ")
             continue
         judged += [
             report.of_file(redaction.name(text) if is_file else "", options.every or not is_file)
@@ -81,35 +84,16 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
         what = f"{plural(len(files), 'file')} read" if several else "the text"
         raise NoLaunch(f"no launch of vLLM found: {what}{f' has none called {options.only}' if options.only else ''}")
     result = LintResult(tuple(judged), len(files), unread)
-    return (render_lint_json if as_json else render_lint)(result), result.status
+    return FORMATS["json" if as_json else options.form](result), result.status
 
 
-_SUFFIXES = {
-    ".yaml",
-    ".yml",
-    ".json",
-    ".sh",
-    ".bash",
-    ".sbatch",
-    ".slurm",
-    ".py",
-    ".ipynb",
-    ".env",
-    ".service",
-    ".container",
-}
+_SUFFIXES = frozenset[str](NOTATIONS["suffixes"])
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
 _MENTION = re.compile(rb"vllm|LLMConfig", re.IGNORECASE)
 _LAUNCH = re.compile(rb"vllm[\s\"',]+serve\b|vllm\.entrypoints|vllm/vllm-|LLMConfig\(")
 """A launch in a file too large to be one: tables of tokens and results of benchmarks mention vLLM, too."""
-
-
-def is_existing(text: str) -> bool:
-    with suppress(OSError, ValueError):
-        return Path(text).is_file()
-    return False
 
 
 def launch_files(targets: str | Sequence[str]) -> list[str]:
@@ -120,7 +104,8 @@ def launch_files(targets: str | Sequence[str]) -> list[str]:
             raise BadUsage("an empty text names no launch: give a command, a file or a folder")
         is_word = not re.search(r"\s", text) and not text.startswith("-")
         if not is_word or is_existing(text):
-            texts.append(text)
+            is_one = isinstance(targets, str) or len(targets) == 1
+            texts += [text] if is_one or not is_word else map(str, _mentioning([Path(text)]))
         elif Path(text).is_dir():
             texts += map(str, _mentioning(_files(Path(text))))
         elif "*" in text or "?" in text:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 
-from diag.lint.removed import FLAGS_OF_VARIABLES, INEFFECTIVE, NEVER, V1, V1_ONLY, VARIABLES, EnvironmentVariable
+from diag.lint.removed import INEFFECTIVE, REPLACED_VARIABLES, V1, V1_ONLY, ReplacedVariable
 from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
-from diag.vllm.command.redaction import VARIABLES as VARIABLES_OF_ANY_RELEASE
-from diag.vllm.flags.registry import Flag, described, environment, known, parsers
+from diag.vllm.flags.registry import Flag, known, parsers
+from diag.vllm.metric_names import newest, reads, variables
 
 _CLOSE = 0.8
 _VERY_CLOSE = 0.93
@@ -160,7 +160,6 @@ def no_such_negation(target: LintTarget) -> Iterator[Match]:
 # -- environment variables
 
 
-_EARLIER = "An earlier release read it; vLLM ignores a variable that it does not know"
 ATTENTION_BACKENDS = {
     *("CPU_ATTN", "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA"),
     *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
@@ -171,31 +170,24 @@ ATTENTION_BACKENDS = {
 @rule()
 def variable_not_read(target: LintTarget) -> Iterator[Match]:
     for name in target.command.environment:
-        variable = VARIABLES.get(name)
-        if variable:
-            begun = variable.first != NEVER and (not variable.first or target.since(variable.first))
-            if not begun or (variable.last and not at_least(variable.last, target.version)):
-                yield _ineffective_variable(name, variable, target)
-        elif name.startswith("VLLM_") and name not in environment() and target.since(described()):
-            if name in VARIABLES_OF_ANY_RELEASE:
-                flag = FLAGS_OF_VARIABLES.get(name, "")
-                fix = f"Use {flag}" if flag else ""
-                yield Match(f"{name} has no effect: vLLM {target.version} does not read it", _EARLIER, fix)
-                continue
-            near = get_close_matches(name, environment(), 1, _VERY_CLOSE)
-            if near:
+        is_own = name.startswith("VLLM_") and not reads(target.version, name)
+        if is_own and (name in variables() or name in REPLACED_VARIABLES):
+            yield _ineffective_variable(name, REPLACED_VARIABLES.get(name, ReplacedVariable()), target)
+        elif is_own:  # one that a plugin reads, unless it is nearly one of vLLM's
+            able = [known for known in variables() if reads(target.version, known)]
+            if near := get_close_matches(name, able, 1, _VERY_CLOSE):
                 yield Match(
-                    f"{name} has no effect: vLLM {target.version} does not read it",
-                    fix=f"Use {near[0]}, if you intended that flag",
+                    f"{name} has no effect: no known vLLM release reads it",
+                    fix=f"Use {near[0]}, if you intended that variable",
                 )
 
 
-def _ineffective_variable(name: str, variable: EnvironmentVariable, target: LintTarget) -> Match:
+def _ineffective_variable(name: str, variable: ReplacedVariable, target: LintTarget) -> Match:
     command, flag = target.command, variable.flag
     backend = command.environment[name].removesuffix("_VLLM_V1")
     new = (flag, backend) if flag and backend in ATTENTION_BACKENDS and not command.all(flag) else ()
-    reader = "no release reads it" if variable.first == NEVER else f"vLLM {target.version} does not read it"
-    by_flag = f"Use {flag} with a name that {target.version} has, or remove it"
+    first, last = variables().get(name, ("", ""))
+    span = f"since {first}" if last == newest() else f"from {first} until {last}"
     edits: list[Edit] = []
     before, assigned = command.words[: command.arguments], re.compile(rf"(?:--env=|-e)?{name}=.*", re.DOTALL)
     place = next((at for at, word in enumerate(before) if assigned.fullmatch(word)), None)
@@ -205,10 +197,12 @@ def _ineffective_variable(name: str, variable: EnvironmentVariable, target: Lint
         edits.append(Edit(at, (*command.words[at.start : at.stop - 1], renamed) if variable.variable else ()))
         if new:
             edits.append(Edit(range(len(command.words), len(command.words)), new))
+    by_flag = f"Use {flag} with a value that {target.version} has, or remove it" if flag else "Remove it"
+    by_other = f"Use {variable.variable}" if variable.variable else by_flag
     return Match(
-        f"{name} has no effect: {reader}",
-        variable.instead,
-        f"Use {' '.join(new)}" if new else by_flag if flag else "Remove it",
+        f"{name} has no effect: " + (f"vLLM {target.version} does not read it" if first else "no release reads it"),
+        "; ".join(filter(None, (f"vLLM reads it {span}" if first else "", variable.instead))),
+        f"Use {' '.join(new)}" if new else by_other,
         tuple(edits),
     )
 

@@ -12,8 +12,9 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from diag.core.errors import BadUsage
+from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import expanded, read_json
+from diag.lint.comments import LaunchText
 from diag.lint.flags import is_omni
 from diag.lint.host import is_without_config
 from diag.lint.rule import (
@@ -26,12 +27,12 @@ from diag.lint.rule import (
     UnknownValue,
     is_open,
 )
-from diag.lint.rules import corrected, is_known, lint, ordered
+from diag.lint.rules import RULES, corrected, is_known, lint, ordered
 from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.parse import elsewhere, filled_in, parse, parse_all, read_all, unopened
+from diag.vllm.command.parse import elsewhere, filled_in, is_existing, parse, parse_all, read_all, unopened
 from diag.vllm.command.shell import default, line
 from diag.vllm.command.shown import masked
 from diag.vllm.flags import installed_parser
@@ -57,8 +58,8 @@ _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
 """vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
 _HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
-TAG, ASSUMED = "the image's tag", "the newest known"
-OLDER = ("0.10.2", "0.20.2")
+TAG, BESIDE, ASSUMED = "the image's tag", "an image of the same text", "the newest known"
+OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
 
 
@@ -105,6 +106,9 @@ class Judge:
         asks = self.ask and (bool(self.python) or (self.here and len(commands) == 1))
         targets: list[LintTarget] = []
         reports = []
+        is_file = not self.foreign and "\n" not in text and is_existing(text)
+        written = LaunchText.of(text, [command.line for command in commands]) if is_file else LaunchText()
+        mistakes = [f"a comment in {mistake}" for mistake in written.mistakes(RULES)]
         for at, first in enumerate(commands):
             parser = _ParserAnswer(problem=(f"{_NOT_ASKED}it takes ten seconds, diag lint asks it",) * self.here)
             if asks:
@@ -118,7 +122,7 @@ class Judge:
                 target,
                 beside=tuple(other for other in targets if _run_together(other.command, command)),
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
-                is_assumed=source == ASSUMED,
+                is_assumed=source in (BESIDE, ASSUMED),
             )
             targets.append(target)
             findings = _of_branches(target)
@@ -130,7 +134,11 @@ class Judge:
                     for version, before in zip(OLDER, map(read, OLDER), strict=True)
                 ]
                 findings = _of_assumed(findings, older, chosen)
-            reports.append(self._report(target, findings, chosen, source, parser, notes))
+            lines = [written.line(at, finding.message) for finding in findings]
+            findings = tuple(replace(each, line=line) for each, line in zip(findings, lines, strict=True))
+            kept = [each for each in findings if each.rule not in {*self.ignored, *written.ignored(at)}]
+            notes += mistakes if at == 0 else []
+            reports.append(self._report(target, findings, kept, chosen, source, parser, notes))
         return tuple(reports)
 
     def _commands(self, text: str, version: str) -> tuple[Command, ...]:
@@ -139,7 +147,7 @@ class Judge:
         try:
             commands = read_all(text, version=version)
         except BadUsage as error:
-            if self.here or "--config" not in str(error):
+            if self.here or isinstance(error, NoLaunch) or "--config" not in str(error):
                 raise
             content = Path(text).read_text(encoding="utf-8", errors="replace")  # its --config file is elsewhere
             commands = parse_all(content, version, None, Path(text).suffix)
@@ -163,6 +171,8 @@ class Judge:
         names = (_NAMED.search(word) for word in command.words[: command.arguments])
         if named := next((name[1] for name in names if name and _may_exist(name[1])), ""):
             return named, "the name of the image"
+        if not command.image and is_known(command.beside) and _may_exist(command.beside):
+            return command.beside, BESIDE
         installed = parser.version
         for distribution in DISTRIBUTIONS:
             with suppress(PackageNotFoundError):
@@ -209,6 +219,7 @@ class Judge:
         self,
         target: LintTarget,
         findings: Sequence[LintFinding],
+        kept: Sequence[LintFinding],
         chosen: str,
         source: str,
         parser: _ParserAnswer,
@@ -216,7 +227,6 @@ class Judge:
     ) -> LintReport:
         command = target.command
         asked = parser.is_of(chosen)
-        kept = tuple(finding for finding in findings if finding.rule not in self.ignored)
         left = sum(finding.severity == "error" and not (finding.edits and finding in kept) for finding in findings)
         not_checked = (*_unread(command, chosen, source), *parser.problem, *notes)
         return LintReport(
@@ -247,7 +257,7 @@ def _of_assumed(
     An error of an older release is the same one if it is about the same flag, by the first word of its message.
     """
     subjects = [{finding.message.split()[0] for finding in earlier if finding.severity == "error"} for earlier in older]
-    why = f". It is an error if the server runs {version}: the text names no release (--vllm-version sets it)"
+    why = f". It is an error if the server runs {version}: the text does not name its release (--vllm-version sets it)"
     return ordered(
         replace(finding, severity="warning", why=finding.why + why)
         if finding.severity == "error" and not all(finding.message.split()[0] in earlier for earlier in subjects)
@@ -261,6 +271,8 @@ def _run_together(first: Command, second: Command) -> bool:
     boxes = (first.container, second.container)
     if all(box and box.kind == "Compose service" and box.is_whole for box in boxes):
         return True
+    if first.place != second.place:  # functions of a script, which may run one after the other
+        return False
     stays = first.is_background or {"-d", "--detach", "-itd", "-dit"} & {*first.words[: first.arguments]}
     return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
 

@@ -49,15 +49,10 @@ class IneffectiveFlag:
 
 
 @dataclass(frozen=True)
-class EnvironmentVariable:
-    """The releases that read an environment variable ("": from the first, to the last), and a hint for other releases.
+class ReplacedVariable:
+    """A hint for releases that do not read a variable: `flag` takes its value, `variable` is its new name."""
 
-    `flag` takes its value, `variable` is its new name.
-    """
-
-    instead: str
-    first: str = ""
-    last: str = ""
+    instead: str = ""
     flag: str = ""
     variable: str = ""
 
@@ -69,13 +64,10 @@ class _Tables(NamedTuple):
     replaced: Mapping[str, ReplacedFlag]
     tasks: Mapping[str, ReplacedFlag]
     ineffective: Mapping[str, IneffectiveFlag]
-    variables: Mapping[str, EnvironmentVariable]
-    flags_of_variables: Mapping[str, str]
+    variables: Mapping[str, ReplacedVariable]
 
 
-_MERGED, REPLACED, TASKS, _INEFFECTIVE, VARIABLES, FLAGS_OF_VARIABLES = read(
-    Path(__file__).with_name("removed.toml"), _Tables
-)
+_MERGED, REPLACED, TASKS, _INEFFECTIVE, REPLACED_VARIABLES = read(Path(__file__).with_name("removed.toml"), _Tables)
 INTO: Mapping[str, tuple[str, str, str]] = {
     name: (merged.flag, key, merged.why) for merged in _MERGED for name, key in merged.keys.items()
 }
@@ -83,8 +75,6 @@ INTO: Mapping[str, tuple[str, str, str]] = {
 INEFFECTIVE: Mapping[str, IneffectiveFlag] = {
     name: flag if flag.why else replace(flag, why=REPLACED[name].why) for name, flag in _INEFFECTIVE.items()
 }
-NEVER = "never"
-"""Stands for the first release of a variable that no release reads."""
 KEYS_UNTIL: Mapping[str, str] = {"disable_by_batch_size": "0.16.0", "disable_fallback": "0.16.0"}
 """The last release that is known to take a key; 0.24.0 refuses these."""
 BACKENDS_OF: Mapping[str, tuple[str, ...]] = {

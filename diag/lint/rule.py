@@ -140,7 +140,7 @@ class UnknownValue(BadUsage):
     """A value that the text does not show: a rule that needs it finds nothing."""
 
 
-_HOLE = re.compile(r"[$`]|\{\{|\{[A-Za-z_][\w.]*\}|<[A-Za-z](?:[\w ./:-]*\w)?>|%\([a-z]\w*\)s")
+_HOLE = re.compile(r"[$`]|\{\{|\{[A-Za-z_][\w.]*\}|<[A-Za-z](?:[\w ./:-]*\w)?>|\[[a-z_ ]+\]|%\([a-z]\w*\)s")
 
 
 def is_open(text: str) -> bool:
@@ -206,7 +206,10 @@ class Match:
 
 @dataclass(frozen=True)
 class LintFinding:
-    """One finding of the rule with the id `rule`; `edits` are its `fix` as a correction of the command."""
+    """One finding of the rule with the id `rule`; `edits` are its `fix` as a correction of the command.
+
+    `line` is that of its flag or variable in the file, 0 if it is unknown.
+    """
 
     rule: str
     severity: Severity
@@ -214,6 +217,7 @@ class LintFinding:
     why: str
     fix: str = ""
     edits: tuple[Edit, ...] = ()
+    line: int = 0
 
 
 @dataclass(frozen=True)

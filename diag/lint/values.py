@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from diag.core.declarations import read
 from diag.core.files import parse_json
 from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, number, removal, rule, shown
 from diag.vllm.command.command import Given
@@ -15,8 +17,9 @@ _NO_END = float("inf")
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Values from `least` to `most`; `above` and `below` exclude the end itself, `never` single values."""
+    """Values of `flags` from `least` to `most`; `above` and `below` exclude the end itself, `never` single values."""
 
+    flags: tuple[str, ...]
     least: float
     most: float = _NO_END
     above: bool = False
@@ -34,34 +37,10 @@ class ValueRange:
 
 
 VALUE_RANGES: Mapping[str, ValueRange] = {
-    **dict.fromkeys(
-        (
-            *("--max-num-seqs", "--max-num-batched-tokens", "--max-num-scheduled-tokens", "--max-num-active-seqs"),
-            *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--block-size"),
-            *("--decode-context-parallel-size", "--prefill-context-parallel-size", "--nnodes", "--max-loras"),
-            *("--stream-interval", "--prefill-schedule-interval", "--dp-sync-interval"),
-        ),
-        ValueRange(1),
-    ),
-    **dict.fromkeys(
-        (
-            *("--long-prefill-token-threshold", "--max-num-queued-reqs", "--max-num-queued-tokens", "--node-rank"),
-            *("--data-parallel-size-local", "--data-parallel-rank", "--cpu-offload-gb", "--sse-keep-alive-interval"),
-            *("--swap-space", "--ubatch-size", "--max-cudagraph-capture-size"),
-        ),
-        ValueRange(0),
-    ),
-    **dict.fromkeys(("--data-parallel-rpc-port", "--master-port"), ValueRange(1, 65535)),
-    "--max-model-len": ValueRange(-1, never=(0,)),
-    "--max-logprobs": ValueRange(-1),
-    "--port": ValueRange(0, 65535),
-    "--optimization-level": ValueRange(0, 3),
-    "--gpu-memory-utilization": ValueRange(0, 1, above=True),
-    "--kv-cache-metrics-sample": ValueRange(0, 1, above=True),
-    "--watermark": ValueRange(0, 1, below=True),
-    "--video-pruning-rate": ValueRange(0, 1, below=True),
+    flag: each
+    for each in read(Path(__file__).with_name("ranges.toml"), tuple[ValueRange, ...], "range")
+    for flag in each.flags
 }
-"""Ranges of `Field(ge=..., le=...)` in vllm/config; the ranges of ports are the kernel's."""
 _PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
 _EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _TYPES = {

@@ -129,6 +129,8 @@ def _is_help(command: Command) -> bool:
 def _is_without_model(command: Command) -> bool:
     """Return True unless a model is named, a shell may fill one in, or there are flags alone."""
     is_part = command.writing in ("a --config file", "a Dockerfile")  # the model comes with the command
+    # an overlay of Compose, or a patch, names neither the image nor any argument
+    is_part = is_part or (command.image == "vllm" and command.arguments == len(command.words))
     return not command.model and not is_part and command.arguments > 0 and not any(map(is_open, command.words))
 
 
@@ -173,7 +175,7 @@ def model_by_flag(target: LintTarget) -> Iterator[Match]:
 def model_not_read(target: LintTarget) -> Iterator[Match]:
     command = target.command
     first = command.words[command.arguments : command.arguments + 1]
-    is_word = bool(first) and not first[0].startswith("-")
+    is_word = bool(first) and not first[0].startswith("-") and not is_open(first[0])
     is_entry = _is_own_image(command) and command.entry is not None  # the module up to 0.9.1, `vllm serve` in 0.17.1
     is_module = command.by_module or (is_entry and not target.since("0.9.2"))
     if _has_model(command) and is_module and not _model_flags(command) and is_word:

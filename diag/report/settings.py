@@ -134,7 +134,7 @@ def render_lint(result: LintResult) -> str:
     several = len(result.launches) != 1 or result.files > 1
     clean = [report for report in result.launches if not report.findings] if several else []
     parts = [_render_launch(report) for report in result.launches if report not in clean]
-    places = [_place(report) or report.model or "a server" for report in clean]
+    places = [place(report) or report.model or "a server" for report in clean]
     below = labelled("nothing found", places, LABEL + 2) if clean else []
     below += labelled("not read", [f"{name}: {why}" for name, why in result.unread.items()], LABEL)
     if several:
@@ -147,7 +147,7 @@ def render_lint(result: LintResult) -> str:
     return "\n".join(parts)
 
 
-def _place(report: LintReport) -> str:
+def place(report: LintReport) -> str:
     """Return the place of a server: file, line, and its service, container or function."""
     parts = [f"{report.file}:{report.line}" if report.file and report.line else report.file, report.place]
     return ", ".join(filter(None, parts))
@@ -158,8 +158,8 @@ def _render_launch(report: LintReport) -> str:
     severities = [finding.severity for finding in report.findings]
     counts = [plural(severities.count(name), name) for name in SEVERITIES if name in severities]
     server = f"{report.model or 'a server'} with vLLM {report.version} ({report.version_source})"
-    place = _place(report)
-    lines = paragraph(f"{f'{place}: ' if place else ''}{server}: {', '.join(counts) or 'nothing found'}")
+    where = place(report)
+    lines = paragraph(f"{f'{where}: ' if where else ''}{server}: {', '.join(counts) or 'nothing found'}")
     for finding in report.findings:
         lines += ["", *finding_lines(finding)]
 
@@ -192,7 +192,10 @@ def _render_launch(report: LintReport) -> str:
 def finding_lines(finding: LintFinding) -> Iterator[str]:
     """Yield the lines of a finding: severity, message and rule id, then why and how to fix it."""
     margin = LABEL + 2
-    yield from paragraph(f"{finding.message} [{finding.rule}]", f"{finding.severity.upper():<{margin}}", " " * margin)
+    place = f", line {finding.line}" if finding.line else ""
+    yield from paragraph(
+        f"{finding.message} [{finding.rule}{place}]", f"{finding.severity.upper():<{margin}}", " " * margin
+    )
     yield from labelled("why", [finding.why], LABEL)
     yield from labelled("fix", [finding.fix], LABEL)
 
@@ -205,7 +208,7 @@ def render_lint_json(result: LintResult) -> str:
             **fields(report, "read_from=writing model exit_status=status"),
             "findings": [
                 {
-                    **fields(finding, "rule severity message why fix"),
+                    **fields(finding, "rule severity line? message why fix"),
                     "corrected": bool(finding.edits) and finding.severity != "info",
                 }
                 for finding in report.findings

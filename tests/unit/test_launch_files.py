@@ -1,16 +1,24 @@
 """Launch files as they are: every server judged, containers, releases, unknown values, folders, exit statuses."""
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import jsonschema
 import pytest
+import yaml
 
 from diag.commands import preflight
 from diag.commands.lint import LintOptions, run
 from diag.commands.options import PreflightOptions
 from diag.core.errors import BadUsage, NoFile, NoLaunch
 
+SCHEMA = Path(os.environ.get("DIAG_CACHE", Path.home() / ".cache" / "diag")) / "sarif-schema-2.1.0.json"
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
 IMAGE = "image: vllm/vllm-openai:v0.25.1"
 
@@ -203,6 +211,96 @@ TABLE = {
         [{}, {"no_shared_memory": 1}, {"removed_flag": 1}],
     ),
     "a step of CI": ("w.yml", "jobs: {a: {steps: [{run: 'vllm serve m --swap-space 4'}]}}\n", [{"removed_flag": 1}]),
+    "a command kept in a variable": (
+        "s.sh",
+        'P=${P:-8001}\nCMD="vllm serve m --port $P"\nif [ "$A" ]; then\n  CMD="$CMD --swap-space 4"\nfi\nexec $CMD\n',
+        [{"removed_flag": 1}],
+    ),
+    "functions run one after the other": (
+        "s.sh",
+        "a() {\n  vllm serve m --port 8100 &\n}\nb() {\n  vllm serve n --port 8100 &\n}\na\nb\n",
+        [{}, {}],
+    ),
+    "a guide in YAML": (
+        "g.yaml",
+        "pages:\n- text: |\n    It isn't hard:\n\n    ```sh\n    vllm serve m --swap-space 4\n    ```\n- text: |\n"
+        "    ```sh\n    vllm serve n\n    ```\n",
+        [{"removed_flag": 1}, {}],
+    ),
+    "a guide in a notebook": (
+        "n.ipynb",
+        json.dumps({"cells": [{"cell_type": "markdown", "source": "\n```sh\nvllm serve m --swap-space 4\n```\n"}]}),
+        [{"removed_flag": 1}],
+    ),
+    "a fence in one line, and line ends of Windows": (
+        "g.md",
+        "1. ```lmcache_vllm serve m --port 8000```\r\n\r\n```sh\r\nvllm serve m\r\n```\r\n",
+        [{}, {}],
+    ),
+    "flags alone explain": ("g.md", "```sh\n--max-num-seqs 8\n```\n```sh\nvllm serve m\n```\n", [{}]),
+    "a release that the guide names": (
+        "g.md",
+        "`docker pull intel/vllm:0.8.3-xpu`\n\n```sh\nvllm serve m --device xpu --disable-log-requests\n```\n",
+        [{}],
+    ),
+    "Python in a ConfigMap": (
+        "c.yaml",
+        "kind: ConfigMap\ndata:\n  serve.py: |\n    from vllm import AsyncEngineArgs\n"
+        "    args = AsyncEngineArgs(model=m, disable_log_requests=True)\n",
+        [{"removed_flag": 1}],
+    ),
+    "variables of a Python program": (
+        "s.py",
+        'import os\nfrom vllm import LLM\nos.environ["VLLM_USE_V1"] = "1"\nLLM("m", max_model_len=n)\n',
+        [{"variable_not_read": 1}],
+    ),
+    "a script in Python": (
+        "s.py",
+        'import x\nRUN = """set -e\nvllm serve m --swap-space 4 &\nwait\n"""\n'
+        'p.add_parser("serve", usage="vllm serve [model_tag] [options]")\n',
+        [{"removed_flag": 1}],
+    ),
+    "docker run in parts": (
+        "s.py",
+        'parts = [\n    "docker run --gpus all --ipc=host",\n    "vllm/vllm-openai:v0.25.1",\n    f"--model {m}",\n'
+        '    "--swap-space 4",\n]\nif n:\n    parts.append(f"--max-model-len {n}")\nrun(" ".join(parts))\n',
+        [{"removed_flag": 2}],
+    ),
+    "llmaz": (
+        "b.yaml",
+        "kind: BackendRuntime\nspec:\n  command: [python3, -m, vllm.entrypoints.openai.api_server]\n"
+        "  image: vllm/vllm-openai\n  version: v0.25.1\n  recommendedConfigs:\n"
+        "  - {name: default, args: [--model, '{{ .ModelPath }}']}\n"
+        "  - {name: draft, args: [--model, '{{ .ModelPath }}', --swap-space, '4']}\n",
+        [{}, {"removed_flag": 2}],
+    ),
+    "Kthena": (
+        "b.yaml",
+        "kind: ModelBooster\nspec: {backend: {modelURI: 'hf://org/m', workers: [{type: server, pods: 1,"
+        " image: 'vllm/vllm-openai:v0.25.1', config: {enforce-eager: '', tensor-parallel-size: 2, swap-space: 4},"
+        " resources: {limits: {nvidia.com/gpu: 2}}}]}}\n",
+        [{"removed_flag": 2}],
+    ),
+    "Nomad": (
+        "v.nomad.hcl",
+        'job "llm" {\n  group "g" {\n    task "chat" {\n      driver = "docker"\n      config {\n'
+        '        image = "vllm/vllm-openai:v0.25.1"\n        args = ["--model", "org/m", "-tp", "4",\n'
+        '          "--swap-space", "4", "--port", "${NOMAD_PORT_http}"]\n      }\n      env { HF_HOME = "/m" }\n'
+        '      resources {\n        device "nvidia/gpu" { count = 2 }\n      }\n    }\n'
+        '    task "log" { config { image = "busybox" } }\n  }\n}\n',
+        [{"removed_flag": 2, "gpu_limit_differs": 2}],
+    ),
+    "words for a shell": (
+        "p.yaml",
+        pod("'--model=org/m', '--swap-space=4'", """, command: [bash, -c, 'vllm serve "$@"', --]"""),
+        [{"removed_flag": 2, "model_by_flag": 1}],
+    ),
+    "a benchmark": ("s.sh", "python3 -m vllm.entrypoints.cli.main bench serve --rate 1\nvllm serve m", [{}]),
+    "an overlay of Compose": (
+        "c.yaml",
+        "services: {v: {build: ., entrypoint: [python3, -m, vllm.entrypoints.openai.api_server]}}\n",
+        [{}],
+    ),
 }  # fmt: skip
 
 
@@ -224,12 +322,94 @@ def test_every_server_of_a_file_is_judged_by_what_the_file_shows(tmp_path: Path)
     assert not wrong
 
 
-def test_a_server_has_its_place_and_its_line(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(TABLE["second service broken"][1])
-    assert [(found["name"], found["line"]) for found in judged(tmp_path / "c.yaml")] == [("chat", 2), ("embed", 7)]
-    assert [found["name"] for found in judged(tmp_path / "c.yaml", only="embed")] == ["embed"]
-    (tmp_path / "s.sh").write_text("cat <<EOF > x\n\n\nEOF\n\nvllm serve m\n")
-    assert [found["line"] for found in judged(tmp_path / "s.sh")] == [6]
+REPOSITORY = compose(
+    service("--model m --max-model-len 1k -tp 2", "ipc: host", GPU % "count: 1"),
+    "    # diag: ignore removed_flag the flag is that of a patched build\n"
+    + service(
+        ">\n      --model n\n      --swap-space 4\n      --num-scheduler-steps 8",
+        "ipc: host",
+        GPU % 'device_ids: ["1"]',
+    ),
+)
+
+
+def test_a_comment_with_a_reason_drops_the_findings_of_its_server(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(REPOSITORY)
+    assert [found["ignored"] for found in judged(file)] == [{}, {"removed_flag": 2}]
+    file.write_text("# diag: ignore gpu_limit_differs, one GPU is simulated\n" + REPOSITORY)
+    assert [found["ignored"] for found in judged(file)] == [{"gpu_limit_differs": 1}, {"removed_flag": 2}]
+    for comment, why in (("removed_flag", "has no reason"), ("no_such_rule it is ours", "no rule is called")):
+        file.write_text(compose(service("--model n --swap-space 4", "ipc: host", f"# diag: ignore {comment}")))
+        (found,) = judged(file)
+        assert (found["ignored"], found["findings"][0]["rule"]) == ({}, "removed_flag")
+        assert any(why in note for note in found["not_checked"])
+
+
+def test_a_finding_has_the_line_of_its_flag(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(REPOSITORY.replace("# diag", "# "))
+    lines = [each["line"] for found in judged(tmp_path / "c.yaml") for each in found["findings"]]
+    assert lines == [None, 12, 13]
+
+
+def formatted(file: Path, form: str) -> str:
+    return run([str(file)], LintOptions(form=form), as_json=False)[0]
+
+
+def test_formats_for_ci_name_file_line_and_rule(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(REPOSITORY.replace("# diag", "# "))
+    first, second, _ = formatted(file, "github").splitlines()
+    assert first.startswith(f"::error file={file},line=2,title=diag%3A gpu_limit_differs::The container has 1 GPU")
+    assert second.startswith(f"::error file={file},line=12,title=diag%3A removed_flag::--swap-space was removed")
+    suite = ElementTree.fromstring(formatted(file, "junit"))[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
+    assert [[part.get("type") for part in case] for case in suite] == [["gpu_limit_differs"], ["removed_flag"] * 2]
+    assert formatted(file, "markdown").count("\n| error |") == 3
+    (sarif_run,) = json.loads(formatted(file, "sarif"))["runs"]
+    found = [(each["ruleId"], each["level"]) for each in sarif_run["results"]]
+    assert found == [("gpu_limit_differs", "error"), ("removed_flag", "error"), ("removed_flag", "error")]
+    place = sarif_run["results"][1]["locations"][0]["physicalLocation"]
+    assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == (str(file), 12)
+    assert formatted(file, "json") == run([str(file)], LintOptions(), as_json=True)[0]
+
+
+@pytest.mark.skipif(not SCHEMA.is_file(), reason=f"{SCHEMA} is missing: .ci/components downloads it")
+def test_sarif_is_valid(tmp_path: Path) -> None:
+    schema = json.loads(SCHEMA.read_text())
+    (tmp_path / "c.yaml").write_text(REPOSITORY)
+    (tmp_path / "q.sh").write_text("vllm serve 'm")
+    for target in (tmp_path, tmp_path / "c.yaml"):
+        jsonschema.validate(json.loads(formatted(target, "sarif")), schema)
+    command = run("vllm serve m --swap-space 4", LintOptions(form="sarif"), as_json=False)[0]
+    jsonschema.validate(json.loads(command), schema)
+
+
+def test_the_action_and_the_hook_run_lint(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    script = yaml.safe_load((root / "action.yml").read_text())["runs"]["steps"][1]["run"]
+    (hook,) = yaml.safe_load((root / ".pre-commit-hooks.yaml").read_text())
+    (tmp_path / "bad.yaml").write_text(REPOSITORY)
+    (tmp_path / "warned.sh").write_text("vllm serve m --disable-log-stats\n")
+    (tmp_path / "none.yaml").write_text("vllm: none\n")
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    given = {key: str(tmp_path / key) for key in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")} | path
+
+    def status(*words: str, **more: str) -> tuple[int, str]:
+        done = subprocess.run(words, cwd=tmp_path, env=given | more, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    for name, fail_on, hooked, acted, said in (
+        ("bad.yaml", "error", 1, 2, "::error file=bad.yaml,line="),
+        ("warned.sh", "error", 1, 0, "::warning file=warned.sh,line=1,title=diag%3A no_metrics::"),
+        ("none.yaml", "warning", 0, 0, "::notice title=diag lint::no launch of vLLM found"),
+    ):
+        inputs = {"PATHS": name, "OPTIONS": "--vllm-version 0.25.1", "FAIL_ON": fail_on, "RUNNER_TEMP": str(tmp_path)}
+        code, printed = status("bash", "-c", script, **inputs)
+        assert (name, code, said in printed) == (name, acted, True)
+        assert (name, status(*shlex.split(hook["entry"]), name, "none.yaml")[0]) == (name, hooked)
+    assert (tmp_path / "GITHUB_OUTPUT").read_text() == f"sarif={tmp_path}/diag-lint.sarif\n" * 2
+    assert "no\\_metrics" in (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
 
 
 def test_folders_and_patterns_stand_for_their_launches(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from support.scripted_nvml import GIB, H100, T4
 
 from diag.cli.app import main
 from diag.commands import lint as linting
-from diag.lint.removed import INEFFECTIVE, INTO, REPLACED, TASKS, VARIABLES
+from diag.lint.removed import INEFFECTIVE, INTO, REPLACED, REPLACED_VARIABLES, TASKS
 from diag.lint.rule import Edit, LintFinding, LintResult, LintTarget
 from diag.lint.rules import corrected, lint
 from diag.report.settings import render_lint, render_lint_json
@@ -168,7 +168,7 @@ def test_removed_flag_is_reported_with_its_replacement() -> None:
         assert known()[target].in_release(NEWEST), name
     for each in (*REPLACED.values(), *TASKS.values()):
         assert {word for word in each.flags if word.startswith("--")} <= {*known()}
-    for variable in VARIABLES.values():
+    for variable in REPLACED_VARIABLES.values():
         assert not variable.flag or known()[variable.flag].in_release(NEWEST)
 
 
@@ -271,7 +271,9 @@ def test_shell_and_template_variables_are_no_error(words: str) -> None:
         ("VLLM_RPC_TIMEOUT=1", "0.23.0", {"variable_not_read"}),
         ("VLLM_ENGINE_READY_TIMEOUT_S=1", "0.13.0", {"variable_not_read"}),
         ("VLLM_LOGING_LEVEL=DEBUG", "0.32.0", {"variable_not_read"}),
-        ("VLLM_LOGING_LEVEL=DEBUG", "0.20.0", set()),  # what it reads is not known
+        ("VLLM_LOGING_LEVEL=DEBUG", "0.20.0", {"variable_not_read"}),
+        ("VLLM_USE_TRITON_FLASH_ATTN=0", "0.11.0", set()),
+        ("VLLM_USE_TRITON_FLASH_ATTN=0", "0.11.1", {"variable_not_read"}),
         ("VLLM_ASCEND_ENABLE_FLASHCOMM1=1", "0.32.0", set()),  # a plugin's own
         ("VLLM_IMAGE=x", "0.32.0", set()),
         ("HF_TOKEN=x", "0.32.0", set()),

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.shell import line
 from diag.vllm.flags.registry import Option, known, release, understood
 
+NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
-_SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
+_SERVER = re.compile(r"(?:\w*vllm\.)?vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
 
 
 class Given(NamedTuple):
@@ -118,7 +120,7 @@ class Command(NamedTuple):
     the script before it. `writing` names the notation that was read, "" for a plain command; `container` is what it
     runs in. `place` is its service, container or function, `line` that of its text (0: unknown), `branches` are the
     same server with the words of other branches of the script. `is_background` is True if the script goes on while it
-    runs, `pinned` is the vLLM release that the text installs.
+    runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names.
     """
 
     words: tuple[str, ...]
@@ -142,6 +144,7 @@ class Command(NamedTuple):
     branches: tuple["Command", ...] = ()
     is_background: bool = False
     pinned: str = ""
+    beside: str = ""
 
     @property
     def by_module(self) -> bool:
@@ -210,20 +213,10 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _RENAMED_LEVEL = "0.12.0"
 """The release from which on the key `level` of --compilation-config is called `mode`."""
 
-_VARIABLES: Mapping[str, str] = {
-    "MODEL_NAME": "model",
-    "MODEL_ID": "model",
-    "MODEL_REVISION": "revision",
-    "TOKENIZER_NAME": "tokenizer",
-    "OPENAI_SERVED_MODEL_NAME_OVERRIDE": "served_model_name",
-    "CUSTOM_CHAT_TEMPLATE": "chat_template",
-    "VLLM_CONFIG_FILE": "config",
-}
-"""Variables of RunPod's worker (src/args_builder.py) whose name is no flag in upper case."""
+_VARIABLES: Mapping[str, str] = NOTATIONS["worker"]
 _EXTRA = ("VLLM_EXTRA_ARGS", "VLLM_ADDITIONAL_ARGS")
 """Variables that hold words of a command line: of RunPod's worker, and of KServe's LLMInferenceService."""
-_OF_THE_WORKER = frozenset(("HOST", "PORT", "API_KEY", "CONFIG", "HELP", "LOG_LEVEL"))
-"""Names of flags that RunPod's worker sets itself, or does not read."""
+_OF_THE_WORKER = frozenset[str](NOTATIONS["worker_own"])
 _SAGEMAKER = "SM_VLLM_"
 """Amazon SageMaker's images of vLLM turn each variable with this prefix into a flag."""
 
@@ -296,7 +289,7 @@ def split(value: Any) -> list[str]:
     """Return a list of words; a text is split as by a shell. BadUsage if an alias of YAML makes them very long."""
     if isinstance(value, str):
         try:
-            return shlex.split(value)
+            return shlex.split(re.sub(r"\\[ \n]", " ", value))  # YAML folds a continued line to "\ "
         except ValueError:
             return value.split()
     words = [str(word) for word in value] if isinstance(value, list) else []
@@ -308,7 +301,7 @@ def split(value: Any) -> list[str]:
 def serve(words: Iterable[str], environment: Mapping[str, str], image: object = None) -> str:
     """Write `vllm serve` with these words, in a container if the image is one of vLLM."""
     pairs = [f"{name}={value}" for name, value in environment.items()]
-    if not isinstance(image, str) or "vllm" not in image:
+    if not isinstance(image, str) or "vllm" not in image.rpartition("/")[2].partition(":")[0]:
         return shlex.join([*pairs, "vllm", "serve", *words])
     options = [word for pair in pairs for word in ("-e", pair)]
     return shlex.join(["docker", "run", *options, "--entrypoint", "vllm", image, "serve", *words])

@@ -9,52 +9,36 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import parse_yaml
-from diag.vllm.command.command import command_line, from_variables, serve, split, unread
+from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.shell import filled_templates
 
-_KEYS = {
-    *("apiVersion", "kind", "services", "servingEngineSpec", "modelArtifacts", "applications", "containers"),
-    *("serveConfigV2", "image", "run", "commands"),
-}
-"""Keys of a document, one of which shows that it is no file for --config."""
+_KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
-_SERVICE, _SCRIPT = "a Compose service", "a script in YAML"
+_SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
     r"^[ \t]*(?:exec[ \t]+|\w+=\S+[ \t]+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]", re.MULTILINE
 )
+_PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
 _MOST_DOCUMENTS = 100
 _MOST_BYTES = 2**22
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
-_KSERVE: Mapping[str, str] = {
-    "--model-id": "--model",
-    "--model-dir": "--model",
-    "--model-name": "--served-model-name",
-    "--model-revision": "--revision",
-    "--max-length": "--max-model-len",
-}
-"""Flags of KServe's Hugging Face server that set a flag of vLLM."""
-_OF_KSERVE = frozenset(
-    (
-        *("--backend", "--task", "--http-port", "--grpc-port", "--workers", "--tensor-input-names"),
-        *("--disable-lower-case", "--disable-special-tokens", "--return-token-type-ids", "--return-probabilities"),
-        *("--return-raw-logits", "--return-offsets-mapping", "--predictor-config", "--enable-docs-url"),
-    )
-)
-"""Flags of that server's own."""
+_KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
+_OF_KSERVE = frozenset[str](NOTATIONS["kserve_own"])
 
 
 class Writing(NamedTuple):
     """A launch in some notation: `name` names the notation, `command` is the shell command of the same launch.
 
-    `is_here` is True if its folders are those of this host; `place` is the service, the container or the function.
+    `is_here` is True if its folders are those of this host; `place` is the service, the container or the function. With
+    a `suffix`, `command` is the text of such a file.
     """
 
     name: str
@@ -63,6 +47,7 @@ class Writing(NamedTuple):
     is_here: bool = False
     place: str = ""
     line: int = 0
+    suffix: str = ""
 
 
 def is_yaml(text: str) -> bool:
@@ -80,9 +65,9 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     parts = [part for document in documents for part in (items(document, "items") or [document])]
     reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
     for writing in chain((writing for part in parts for writing in reader.document(part)), _scripts(parts)):
-        if writing.name == _SCRIPT and is_read:
+        if writing.name == SCRIPT and is_read:
             return
-        is_read = True
+        is_read = is_read or writing.name != SCRIPT
         length += len(writing.command)
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
@@ -98,8 +83,18 @@ def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
             nodes += [(str(name), child) for name, child in node.items()]
         elif isinstance(node, list):
             nodes += [(key, child) for child in node]
-        elif isinstance(node, str) and _STARTS.search(node):
-            yield Writing(_SCRIPT, node, Container("script", shared_memory=None, is_whole=False), place=key)
+        elif isinstance(node, str) and (suffix := _suffix(key, node)) is not None:
+            around = None if suffix else Container("script", shared_memory=None, is_whole=False)
+            yield Writing(SCRIPT, node, around, place=key, suffix=suffix)
+
+
+def _suffix(key: str, text: str) -> str | None:
+    """Return the suffix of a file with a text of the YAML, "" for a script; None if it starts no vLLM."""
+    if "vllm" not in text:
+        return None
+    if key.endswith(".py") or _PYTHON.search(text):
+        return ".py"
+    return ".md" if "```" in text else "" if _STARTS.search(text) else None
 
 
 def article(name: str) -> str:
@@ -184,7 +179,8 @@ class _Reader(NamedTuple):
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             if name == _SERVICE:
                 around = read_service(node, environment)
-            words = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", *words]
+            is_named = "vllm" in vllm_image and "$(" not in vllm_image
+            words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
@@ -364,9 +360,38 @@ def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     yield Writing(name, "\n".join([*exports, text]), around, place=str(document.get("name") or ""))
 
 
+def _model_booster(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the workers of a Kthena ModelBooster, whose keys of `config` are flags."""
+    backend = inner(document, "spec", "backend")
+    for worker in items(backend, "workers"):
+        _, environment = _variables(backend)
+        served = _fetched(backend.get("modelURI"), "/model")
+        flags = {key: True if value == "" else value for key, value in inner(worker, "config").items()}
+        words = command_line({"model": served, **flags}, version)
+        around = read_pod({}, worker, (), is_whole=False)
+        around = around._replace(gpus=around.gpus if worker.get("pods", 1) == 1 else None)
+        place = str(worker.get("type") or "")
+        yield Writing("a ModelBooster", serve(words, environment, worker.get("image")), around, place=place)
+
+
+def _backend_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the server of each recommended configuration of llmaz."""
+    spec = inner(document, "spec")
+    image = f"{spec.get('image')}:{spec.get('version')}" if spec.get("version") else str(spec.get("image"))
+    for configuration in items(spec, "recommendedConfigs"):
+        program, *words = [*split(spec.get("command")), *split(configuration.get("args"))] or [""]
+        if "vllm" in " ".join((image, program, *words)):
+            command = shlex.join(["docker", "run", "--entrypoint", program, image, *words])
+            around = read_pod(configuration, {**configuration, **spec}, (), is_whole=False)
+            around = around._replace(shared_memory=None, gpus=None)
+            yield Writing("a BackendRuntime", command, around, place=str(configuration.get("name") or ""))
+
+
 _FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
     "Model": _kubeai,
     "VLLMRuntime": _vllm_runtime,
+    "ModelBooster": _model_booster,
+    "BackendRuntime": _backend_runtime,
     "run": _sky,
     "commands": _sky,
 }

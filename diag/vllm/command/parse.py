@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
-from diag.vllm.command.command import Command, from_file, is_dropped, is_server, options, read_config_file
+from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import Container, read_run
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
@@ -71,7 +71,8 @@ def image(words: Sequence[str]) -> Image:
         serves = words[entry : entry + 1] == ["serve"]
         if _PROGRAM_WORD.fullmatch("".join(words[entry : entry + 1])):
             return Image(named)
-        if programs and not (Path(programs[-1]).name == "vllm" and serves):
+        is_idle = not (words[entry:] or programs or by_option or "vllm-openai" in named)  # what it starts is unknown
+        if is_idle or (programs and not (Path(programs[-1]).name == "vllm" and serves)):
             return Image(named)
         return Image(named, entry + serves, None if programs else entry)
     return Image()
@@ -94,26 +95,23 @@ _MOST_SERVERS = 100
 _MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PROGRAM = re.compile(r"vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_TAGGED = re.compile(
+    r"vllm(?:-(?:openai|omni|cpu|gpu|xpu|rocm)[\w-]*)?:(?:v|[a-z]+-v)?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\w.]*\d)"
+    r"|:[\w.-]*vllm[_-]?v?(\d+\.\d+\.\d+)|/[\w.-]*-vllm[_-]?v?(\d+\.\d+\.\d+)[\w.-]*:",
+)
+"""vLLM's version in the name of an image anywhere in a text."""
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
+_HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})\s*$", re.MULTILINE)
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _MOST_BRANCHES = 8
-_OTHERS = {
-    "sglang": "SGLang",
-    "text-generation-launcher": "TGI",
-    "text-generation-inference": "TGI",
-    "trtllm-serve": "TensorRT-LLM",
-    "tritonserver": "Triton",
-    "llama-server": "llama.cpp",
-    "ollama": "Ollama",
-    "lmdeploy": "LMDeploy",
-}
+_OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
-"""Servers of other programs that are named in the refusal."""
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
@@ -145,7 +143,8 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     file = Path(text)
     if file.suffix in (".yaml", ".yml"):
         return _read_yaml(file, content, folder, version)
-    return parse_all(content.decode("utf-8", "replace"), version, folder, file.suffix)
+    text = content.decode("utf-8", "replace").replace("\r\n", "\n")
+    return parse_all(text, version, folder, file.suffix)
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -156,6 +155,12 @@ def read_foreign(text: str, version: str = "") -> Command:
 def unopened(command: Command) -> Command:
     """Mark a command as somebody's who may see no file of this host."""
     return command._replace(elsewhere=command.elsewhere or "not looked at for a command from elsewhere")
+
+
+def is_existing(text: str) -> bool:
+    with suppress(OSError, ValueError):
+        return Path(text).is_file()
+    return False
 
 
 def _content(name: str) -> bytes | None:
@@ -182,8 +187,9 @@ def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[
     launches = tuple(manifests.containers(documents, version))
     if launches:
         return _commands(launches, version, folder, content.decode("utf-8", "replace"))
-    flags = [understood(f"--{key}") for document in documents if isinstance(document, dict) for key in document]
-    if manifests.is_manifest(documents) or (flags and flags.count(None) > len(flags) / 2):
+    keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
+    flags = [_is_flag(key, value) for key, value in keys]
+    if manifests.is_manifest(documents) or (flags and (not any(flags) or sum(flags) < len(flags) / 2)):
         why = manifests.template(content.decode("utf-8", "replace"))
         raise (BadUsage if why and b"containers:" in content else NoLaunch)(
             f"{file}: {why}"
@@ -192,6 +198,12 @@ def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[
         )
     command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
     return tuple(one._replace(writing="a --config file") for one in _parse_shell(command, version, folder))
+
+
+def _is_flag(key: object, value: object) -> bool:
+    """Return True for a key and a value that a --config file may have."""
+    option = understood(f"--{key}") if key != "config" else None
+    return option is not None and (not isinstance(value, dict) or option.flag.value in ("json", "object"))
 
 
 def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> tuple[Command, ...]:
@@ -226,12 +238,17 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
 def _from_guide(text: str, version: str) -> tuple[Command, ...]:
     """Parse the code blocks of a guide; a server in several of them is one in each."""
     commands: list[Command] = []
-    for block in _BLOCK.finditer(text):
-        before = text.count("\n", 0, block.start(3))
-        suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(block[2].lower(), "")
+    blocks = [(block.start(3), block[2].lower(), block[3]) for block in _BLOCK.finditer(text)]
+    blocks += [(block.start(1), "", block[1]) for block in _INLINE.finditer(text)]
+    _, beside = _named(text)
+    for start, language, block in sorted(blocks):
+        before = text.count("\n", 0, start)
+        suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(language, "")
         with suppress(BadUsage):
-            started = parse_all(textwrap.dedent(block[3]), version, None, suffix)
-            commands += [command._replace(line=before + max(1, command.line)) for command in started]
+            started = parse_all(textwrap.dedent(block), version, None, suffix)
+            # flags alone explain a command
+            started = tuple(each for each in started if each.arguments or each.writing)
+            commands += [each._replace(line=before + max(1, each.line), beside=beside) for each in started]
     if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
     return tuple(commands[:_MOST_SERVERS])
@@ -240,12 +257,18 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
 def _commands(launches: Sequence[Writing], version: str, folder: Path | None, text: str) -> tuple[Command, ...]:
     """Parse the launches that start a server; only Python runs on this host."""
     commands: list[Command] = []
-    lines, error = text.splitlines(), NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
+    (pinned, beside), lines = _named(text), text.splitlines()
+    error = NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
     for launch in launches[:_MOST_SERVERS]:
         try:
-            started = _parse_shell(launch.command, version, folder if launch.is_here else None)
-        except NoLaunch as failure:
-            error = failure
+            if launch.suffix:
+                started = parse_all(launch.command, version, None, launch.suffix)
+            else:
+                started = _parse_shell(launch.command, version, folder if launch.is_here else None)
+        except BadUsage as failure:
+            if not isinstance(failure, NoLaunch) and launch.name != manifests.SCRIPT:
+                raise
+            error = failure if isinstance(failure, NoLaunch) else error
             continue
         line = launch.line or _line(lines, launch.place, [command.line for command in commands])
         for command in started:
@@ -253,10 +276,11 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
                 command._replace(
                     writing=launch.name,
                     container=launch.container or command.container,
-                    place=launch.place,
+                    place=launch.place or command.place,
                     line=line,
                     elsewhere=command.elsewhere or ("" if launch.is_here else "in the container"),
-                    pinned=command.pinned or _pinned(text),
+                    pinned=command.pinned or pinned,
+                    beside=command.beside or beside,
                 )
             )
     if not commands:
@@ -271,10 +295,11 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
     return next((at for at, line in enumerate(lines, 1) if place and at not in taken and named.match(line)), 0)
 
 
-def _pinned(text: str) -> str:
-    """Return the release of vLLM that a text installs, "" if it installs none or several."""
-    releases = {*_PINNED.findall(text)}
-    return releases.pop() if len(releases) == 1 else ""
+def _named(text: str) -> tuple[str, str]:
+    """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
+    images = {"".join(groups) for groups in _TAGGED.findall(text)}
+    pinned, beside = (found.pop() if len(found) == 1 else "" for found in ({*_PINNED.findall(text)}, images))
+    return pinned, beside
 
 
 def _parse_shell(
@@ -303,7 +328,7 @@ def _parse_shell(
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
-    job = None
+    job, (pinned, beside), lines = None, _named(text), text.splitlines()
     if gpus := _JOB_GPUS.search(text):  # what a batch script asks Slurm for
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
         job = Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False)
@@ -312,12 +337,24 @@ def _parse_shell(
         first._replace(
             branches=tuple(others),
             line=steps[at].line,
+            place=_function(lines, steps[at].line),
             is_background=steps[at].is_background,
-            pinned=_pinned(text),
             container=first.container or job,
+            pinned=pinned,
+            beside=beside,
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _function(lines: Sequence[str], line: int) -> str:
+    """Return the function of a script in which a line stands, "" for none."""
+    for text in reversed(lines[:line]):
+        if header := _HEADER.match(text):
+            return header[1]
+        if text.startswith("}"):
+            break
+    return ""
 
 
 def _run(
@@ -341,12 +378,19 @@ def _run(
         filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
-            filled += value.split() if " " in value and "$" not in value else [word]
+            named = re.fullmatch(r"\$\{?(\w+)\}?", word) if isinstance(word, Bare) else None
+            if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
+                filled += map(Bare.of, environment[named[1]].split())
+            else:
+                filled += value.split() if " " in value and "$" not in value else [word]
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             yield at, server._replace(exported=(*passed_on, *server.exported))
-        assigned = _assignments(filled)
+        assigned = {}
+        for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
+            own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
+            assigned[name] = _expand(value, own)
         environment |= assigned
         for variable in assigned:
             plain.pop(variable, None)
@@ -372,7 +416,8 @@ def _find_servers(
         substituted = _SUBSTITUTED.fullmatch(word)
         script = substituted[1] if substituted else word if runs or is_script else ""
         if re.search(r"\s", script) and _SCRIPT.search(script) and "vllm" in script.lower():
-            inner, at = script, place
+            rest = shlex.join(words[place + 2 :])  # bash -c 'vllm serve "$@"' -- words
+            inner, at = script.replace('"$@"', rest) if rest else script, place
             break
 
     contained = _find_image(words, environment)
@@ -418,7 +463,7 @@ def _serve_end(words: Sequence[str]) -> int | None:
         after = words[at + 1] if at + 1 < len(words) else ""
         if after == "serve" and _PROGRAM.fullmatch(Path(word).name):
             return at + 2
-        if is_server(word):
+        if is_server(word) and (after == "serve" or not word.endswith(".cli.main")):
             return at + 2 if after == "serve" else at + 1
     return None
 

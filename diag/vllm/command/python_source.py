@@ -8,30 +8,24 @@ import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.command import command_line, is_server, serve, split
+from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
-_SERVER = re.compile(r"[\"']vllm[\"']\s*,\s*[\"']serve[\"']|[\"']vllm\.entrypoints\.[\w.]+[\"']")
+_SERVER = re.compile(
+    r"[\"'](?:docker|podman)(?:[\"']\s*,\s*[\"']| )run|[\"']vllm[\"']\s*,\s*[\"']serve[\"']"
+    r"|[\"']vllm\.entrypoints\.[\w.]+[\"']"
+)
 _COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
-_PRINTERS = {
-    "print",
-    "debug",
-    "info",
-    "warning",
-    "error",
-    "write",
-    "echo",
-    "add_argument",
-    "help",
-    "raises",
-    "ValueError",
-}
+_LINE = re.compile(_COMMAND.pattern, re.MULTILINE)
+_IMPORT = re.compile(r"^(?:from [\w.]+ )?import \w", re.MULTILINE)
+_PRINTERS = frozenset[str](NOTATIONS["printers"])
 _NOTEBOOK = re.compile(r"^[ \t]*[!%].*$", re.MULTILINE)
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -46,7 +40,6 @@ _DEEPEST = 20
 _MOST_ENGINES = 100
 _MOST_NAMES = 10_000
 """Names that are replaced by their values: a name may stand for two others, and so on."""
-_MODULES = {"vllm", "ray", "beam"}
 
 
 class _UnknownValue(Exception):
@@ -60,19 +53,26 @@ def _variable(name: str) -> str:
 
 def is_python(text: str) -> bool:
     """Return True if a text may be Python source that creates an engine, or starts a server."""
-    return bool(_CALL.search(text) or _SERVER.search(text))
+    return bool(_CALL.search(text) or _SERVER.search(text) or (_IMPORT.search(text) and "vllm serve " in text))
 
 
 def engines(text: str, version: str) -> list[Writing]:
     """Return the engines that Python source creates, the first one first; BadUsage if it cannot be parsed."""
     try:
         with warnings.catch_warnings(action="ignore"):  # Python's about the source
-            tree = ast.parse(_NOTEBOOK.sub("", textwrap.dedent(text)))
+            tree = _tree(textwrap.dedent(text))
     except SyntaxError as error:
         raise BadUsage(f"the Python source cannot be parsed: line {error.lineno or 1} is no Python") from None
     except (ValueError, MemoryError, RecursionError):
         raise BadUsage("the Python source cannot be parsed: it is nested too deep, or no text") from None
     return list(_Source(tree, version).engines())
+
+
+def _tree(text: str) -> ast.Module:
+    """Parse a source, else without the lines that only a notebook runs."""
+    with suppress(SyntaxError):
+        return ast.parse(text)
+    return ast.parse(_NOTEBOOK.sub("", text))
 
 
 class _Source:
@@ -82,6 +82,7 @@ class _Source:
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._lists = [node for node in nodes if isinstance(node, ast.List)]
         printed = {id(part) for call in self._calls if _names(call.func)[1] in _PRINTERS for part in call.args}
+        printed |= {id(part.value) for call in self._calls for part in call.keywords if part.arg in _PRINTERS}
         printed |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
         printed |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
         self._texts = [
@@ -115,12 +116,20 @@ class _Source:
                 is_dict = isinstance(value, ast.Dict | ast.Call)
                 if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_dict):
                     self._values[name.id] = value
+        self._environment = {
+            str(self._known(node.targets[0].slice, "")): str(self._known(node.value, "value"))
+            for node in nodes
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Subscript)
+            and _names(node.targets[0].value) == ("os", "environ")
+        }
         self._read_additions(nodes)
         self._foreign = {
             alias.asname or alias.name
             for node in nodes
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] not in _MODULES
+            if isinstance(node, ast.ImportFrom) and not re.match(r"\w*vllm|ray\b|beam\b", node.module or "")
             for alias in node.names
+            if alias.name != "vllm"
         } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
     def _read_additions(self, nodes: list[ast.AST]) -> None:
@@ -129,7 +138,8 @@ class _Source:
         for node in nodes:
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 self._additions.setdefault(node.target.id, []).append(node)
-        bodies = [body for node in nodes for body in (getattr(node, "body", None),) if isinstance(body, list)]
+        names = ("body", "orelse", "finalbody")
+        bodies = [body for node in nodes for name in names if isinstance(body := getattr(node, name, None), list)]
         self._lists_by_name = {
             statement.targets[0].id: (statement.value, body)
             for body in bodies
@@ -154,16 +164,18 @@ class _Source:
             root, last = _names(call.func)
             is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
-                command = serve(self._words(call, last), {})
+                command = serve(self._words(call, last), self._environment)
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
             words = self._list(node)
-            if words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
+            is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
+            if is_run or words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
                 command = shlex.join([*words, *self._added(node)])
                 writings.append((node.lineno, self._writing("Python: a command as a list", command, node)))
         for text_node in self._texts:
             text = self._text(text_node)
-            if _COMMAND.match(text) and len(writings) < _MOST_ENGINES:
+            is_script = "\n" in text and _LINE.search(text)
+            if (is_script or _COMMAND.match(text)) and len(writings) < _MOST_ENGINES:
                 writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
         yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
 

@@ -46,6 +46,15 @@ class Bare(str):
 
     raw = ""
 
+    @classmethod
+    def of(cls, word: str) -> str:
+        """Return a word as it is written: a Bare one if it has a variable."""
+        if "$" not in word:
+            return word
+        bare = cls(word)
+        bare.raw = word
+        return bare
+
 
 class _Operator(str):
     """An operator between words."""

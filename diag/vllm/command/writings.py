@@ -2,41 +2,21 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
-from diag.vllm.command.command import command_line, from_variables, serve, split, unread
+from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
 from diag.vllm.command.python_source import engines, is_python
 from diag.vllm.command.shell import default
 from diag.vllm.flags.registry import known
 
-FORMS: Mapping[str, str] = {
-    "a shell command or script": "`vllm serve`, `python -m vllm.entrypoints...`, `docker run`, `kubectl run`, `ssh`,"
-    " with the variables that the script sets",
-    "--config YAML": "the keys of a file",
-    "a systemd unit": "`ExecStart=` and `Environment=`; a quadlet of Podman",
-    "a guide": "the code blocks of a `.md` file",
-    "a Dockerfile": "`ARG`, `FROM`, `ENV`, `ENTRYPOINT` and `CMD` of the last stage",
-    "Compose": "`image`, `entrypoint`, `command` and `environment` of a service",
-    "a Kubernetes manifest": "the containers of a Deployment, StatefulSet, LeaderWorkerSet or any other kind, also as"
-    " rendered by Helm, or in a here-document",
-    "KServe": "InferenceService (`predictor.model`, `predictor.containers`), ServingRuntime, LLMInferenceService",
-    "Ray Serve": "RayService (`serveConfigV2`), `llm_configs` of an application",
-    "Helm values": "the production stack (`servingEngineSpec.modelSpec`), llm-d-modelservice (`modelArtifacts`), a"
-    " chart with `image.command`",
-    "other operators and services": "KubeAI's `Model`, the production stack's `VLLMRuntime`, a SkyPilot task, a dstack"
-    " service, Triton's `model.json`, a script in any text of a YAML",
-    "the variables of a worker": "RunPod's (`MODEL_NAME`, `MAX_MODEL_LEN` ...) and SageMaker's (`SM_VLLM_...`):"
-    " a `.env` file, a Dockerfile, a container",
-    "Python": "`LLM(...)`, `EngineArgs(...)`, `AsyncEngineArgs(...)`, Ray's `LLMConfig(...)`, Beam's `VLLMArgs(...)`, a"
-    " command as a list, GPUs of Modal's decorators; also in a notebook; nothing is executed",
-}
-"""The accepted forms of a launch, and the parts that are read."""
+FORMS: Mapping[str, str] = NOTATIONS["forms"]
 EXPECTED = (
     "expected `vllm serve MODEL --flag value ...` or `python -m vllm.entrypoints.openai.api_server ...`, as"
     f" {', '.join(FORMS)}"
@@ -44,12 +24,11 @@ EXPECTED = (
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
+_NOMAD_TASK = re.compile(r'^[ \t]*task[ \t]+"([^"\n]+)"[ \t]*\{', re.MULTILINE)
+_NOMAD_VALUE = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*(\[[^\]]*\]|"(?:[^"\\\n]|\\.)*"|\w+)', re.MULTILINE)
+_NOMAD_TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 _QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
-_QUADLET_OPTIONS = {
-    **{"Environment": "-e", "EnvironmentFile": "--env-file", "Volume": "--volume", "Mount": "--mount"},
-    **{"PublishPort": "--publish", "AddDevice": "--device", "ShmSize": "--shm-size", "Network": "--network"},
-    **{"Entrypoint": "--entrypoint", "User": "--user"},
-}
+_QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
@@ -67,6 +46,7 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     if _FROM.match(text):
         return _from_dockerfile(text, version)
     is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
+    is_code = is_code or text.lstrip().startswith(("import ", "from "))
     if suffix == ".json" or (not is_code and is_yaml(text)):
         documents = parse(text, "the text")
         launches = tuple(containers(documents, version))
@@ -78,11 +58,17 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
             raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
         return launches
     if suffix == ".ipynb":
-        text = _notebook(text)
+        text, guide = _notebook(text)
+        told = (Writing("a notebook", guide, suffix=".md"),) if "```" in guide and "vllm" in guide else ()
         if not is_python(text):
-            return (Writing("a notebook", text, is_here=True),)
+            return (Writing("a notebook", text, is_here=True), *told)
+        with suppress(BadUsage):
+            return (*engines(text, version), *told)
+        return told
     if _QUADLET.search(text):
         return _from_quadlet(text)
+    if not is_code and _NOMAD_TASK.search(text):
+        return tuple(_from_nomad(text, version))
     is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
     if is_source or (suffix != ".sh" and is_python(text)):
         launches = tuple(engines(text, version))
@@ -110,15 +96,50 @@ def _from_quadlet(text: str) -> tuple[Writing, ...]:
     return (Writing("a quadlet", shlex.join([*words, image, *program])),)
 
 
-def _notebook(text: str) -> str:
-    """Return the code of a notebook; a line that begins with ! is a shell's."""
+def _from_nomad(text: str, version: str) -> Iterator[Writing]:
+    """Yield the tasks of a Nomad job, read as services of Compose; nothing but their GPUs is known of the container."""
+    for task in _NOMAD_TASK.finditer(text):
+        body = text[task.end() : _closed(text, task.end())]
+        config, environment = _nomad_block(body, "config"), _nomad_block(body, "env")
+        gpus = str(_nomad_block(body, 'device[ \t]+"nvidia/gpu[^"\n]*"').get("count", "1" * ('"nvidia/gpu' in body)))
+        words = [*filter(None, [config.get("command")]), *(config.get("args") or ())]
+        service = {"image": config.get("image"), "entrypoint": config.get("entrypoint"), "command": words}
+        for writing in containers([{"services": {task[1]: {**service, "environment": environment}}}], version):
+            around = Container("Nomad task", shared_memory=None, is_whole=False, gpus_by="device")
+            around = around._replace(gpus=int(gpus) if gpus.isdigit() else None)
+            yield writing._replace(name="a Nomad task", container=around, line=text.count("\n", 0, task.end()) + 1)
+
+
+def _nomad_block(text: str, name: str) -> dict[str, Any]:
+    """Return the texts and the lists of a block; a value that Nomad fills in is a variable."""
+    opened = re.search(rf"^[ \t]*{name}[ \t]*\{{", text, re.MULTILINE)
+    block = text[opened.end() : _closed(text, opened.end())] if opened else ""
+    values: dict[str, Any] = {}
+    for key, value in _NOMAD_VALUE.findall(block):
+        parts = [part.replace('\\"', '"') for part in _NOMAD_TEXT.findall(value)]
+        values[key] = parts if value.startswith("[") else (parts or [value])[0]
+    return values
+
+
+def _closed(text: str, start: int) -> int:
+    """Return the place of the brace that closes a block, the end of the text if none does."""
+    depth = 1
+    for brace in re.compile(r'"(?:[^"\\\n]|\\.)*"|[{}]').finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth:
+            return brace.start()
+    return len(text)
+
+
+def _notebook(text: str) -> tuple[str, str]:
+    """Return the code of a notebook, in which a line that begins with ! is a shell's, and its prose."""
     try:
         cells = parse_json(text).get("cells", [])
-        code = ["".join(cell.get("source", "")) for cell in cells if cell.get("cell_type") == "code"]
+        cells = [(cell.get("cell_type"), "".join(cell.get("source", ""))) for cell in cells]
     except (ValueError, RecursionError, AttributeError, TypeError):
         raise BadUsage("the notebook cannot be read: it is no JSON") from None
-    whole = "\n".join(code)
-    return whole if is_python(whole) else _SHELL_LINE.sub("", whole)
+    code, prose = ("\n".join(text for kind, text in cells if kind == wanted) for wanted in ("code", "markdown"))
+    return code if is_python(code) else _SHELL_LINE.sub("", code), prose
 
 
 def notation(text: str) -> str:
