@@ -32,7 +32,7 @@ _COLUMNS = {
 
 
 class GpuFinding(NamedTuple):
-    """What is wrong with a GPU: an incident or a check of `diag preflight` by its id, and the first thing to do."""
+    """A finding about a GPU: an incident or a check of `diag preflight` by its id, and the first thing to do."""
 
     id: str
     severity: Severity
