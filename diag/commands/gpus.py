@@ -22,7 +22,7 @@ from diag.preflight.check import GpuSamples, PreflightFacts
 from diag.preflight.checks import CHECKS, results
 from diag.preflight.machine import Machine
 from diag.report.answer import choose_actions
-from diag.report.gpus import GpuFinding, GpuProcess, HostGpus, JudgedGpu
+from diag.report.gpus import GpuFinding, GpuProcess, NodeGpus, JudgedGpu
 from diag.report.sentences import titled
 from diag.sources.observation import Origin, observation
 from diag.vllm.flags.registry import default, versions
@@ -35,7 +35,7 @@ _NOT_BUSY = 0.05
 _SHARE = "--gpu-memory-utilization"
 
 
-def run(select: Sequence[str], duration: float, every: float, *site_files: Any) -> HostGpus:
+def run(select: Sequence[str], duration: float, every: float, *site_files: Any) -> NodeGpus:
     """Read the GPUs for `duration` seconds and judge each; `select` are indices or UUIDs, all if it is empty.
 
     Raises Unreachable if no driver answers, BadUsage for a selection that names no GPU.
@@ -67,7 +67,7 @@ def run(select: Sequence[str], duration: float, every: float, *site_files: Any) 
         if "gpu" in labels:
             by_gpu[labels["gpu"]][labels["__name__"]].append((labels, value))
     gpus = [_judged(number, samples, report, contract) for number, samples in sorted(by_gpu.items(), key=_number)]
-    return HostGpus(host, report.observed.end - report.observed.start, tuple(gpus))
+    return NodeGpus(host, report.observed.end - report.observed.start, tuple(gpus))
 
 
 def _number(item: tuple[str, object]) -> tuple[int, str]:

@@ -71,7 +71,7 @@ class JudgedGpu(NamedTuple):
         return "unknown" if not self.is_judged else "no_incident" if self.not_seen else "healthy"
 
 
-class HostGpus(NamedTuple):
+class NodeGpus(NamedTuple):
     """The GPUs of a host, observed for `seconds`."""
 
     host: str
@@ -84,7 +84,7 @@ class HostGpus(NamedTuple):
         return min((gpu.verdict for gpu in self.gpus), key=list(WORDS).index)
 
 
-def render(seen: HostGpus) -> str:
+def render(seen: NodeGpus) -> str:
     """Render as plain text: the verdict of the host, a row for each GPU, what to do, who holds memory."""
     kinds = Counter(gpu.info.get("name", "GPU that does not answer") for gpu in seen.gpus)
     well = sum(STATUS[gpu.verdict] == 0 for gpu in seen.gpus)
@@ -117,7 +117,7 @@ def render(seen: HostGpus) -> str:
     return "\n".join([*lines, *labelled("Source", [f"the driver, for {quantity(seen.seconds, 'seconds')}"])]) + "\n"
 
 
-def render_json(seen: HostGpus) -> str:
+def render_json(seen: NodeGpus) -> str:
     """Render the document of diag.gpus.schema.json."""
     gpus = [
         {

@@ -15,7 +15,7 @@ from diag import report
 from diag.commands import gpus
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.formatting import listed
-from diag.report.gpus import STATUS, HostGpus, render, render_json
+from diag.report.gpus import STATUS, NodeGpus, render, render_json
 
 SCHEMA = validator(Path(report.__file__).with_name("diag.gpus.schema.json"))
 IDLE = {**H100, "utilization": 0, "memory_busy": 0, "power": 70_000, "used": GIB // 2, "free": 78 * GIB, "reasons": 1}
@@ -40,11 +40,11 @@ class Clock:
 
 
 @pytest.fixture
-def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., HostGpus]:
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., NodeGpus]:
     script = scripted_nvml.loaded(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
 
-    def run(*of: Gpu | Callable[[float], Gpu], seconds: float = 30, select: tuple[str, ...] = ()) -> HostGpus:
+    def run(*of: Gpu | Callable[[float], Gpu], seconds: float = 30, select: tuple[str, ...] = ()) -> NodeGpus:
         def play(at: float) -> None:
             scripted_nvml.write(script, [gpu(at) if callable(gpu) else gpu for gpu in of])
 
@@ -85,7 +85,7 @@ def held(by: int, **more: object) -> Gpu:
     ],
 )
 def test_each_gpu_has_its_verdict_beside_a_healthy_one(
-    judged: Callable[..., HostGpus], gpu: Gpu, verdict: str, ids: set[str] | None
+    judged: Callable[..., NodeGpus], gpu: Gpu, verdict: str, ids: set[str] | None
 ) -> None:
     seen = judged(IDLE, gpu)
     well, other = seen.gpus
@@ -101,19 +101,19 @@ def test_each_gpu_has_its_verdict_beside_a_healthy_one(
     assert document["exit_status"] == STATUS[verdict]
 
 
-def test_a_short_look_calls_no_gpu_healthy_but_tells_what_it_saw(judged: Callable[..., HostGpus]) -> None:
+def test_a_short_look_calls_no_gpu_healthy_but_tells_what_it_saw(judged: Callable[..., NodeGpus]) -> None:
     seen = judged(IDLE, LOST, seconds=4)
     assert [gpu.verdict for gpu in seen.gpus] == ["unknown", "critical"]
     assert "too short: 30 s are needed" in " ".join(render(seen).split())
 
 
-def test_eight_gpus_with_one_fault_take_one_screen(judged: Callable[..., HostGpus]) -> None:
+def test_eight_gpus_with_one_fault_take_one_screen(judged: Callable[..., NodeGpus]) -> None:
     text = render(judged(*[held(os.getpid())] * 8))
     assert len(text.splitlines()) <= 40
     assert f"GPU {listed(list('01234567'))}: GPU memory shared with other processes" in text
 
 
-def test_a_host_without_a_gpu_or_a_wrong_number_is_refused(judged: Callable[..., HostGpus]) -> None:
+def test_a_host_without_a_gpu_or_a_wrong_number_is_refused(judged: Callable[..., NodeGpus]) -> None:
     assert [gpu.gpu for gpu in judged(IDLE, IDLE, select=("1",)).gpus] == ["1"]
     with pytest.raises(BadUsage, match="--gpus 7 names no GPU of this host"):
         judged(IDLE, select=("7",))
