@@ -22,7 +22,7 @@ from diag.preflight.check import GpuSamples, PreflightFacts
 from diag.preflight.checks import CHECKS, results
 from diag.preflight.machine import Machine
 from diag.report.answer import choose_actions
-from diag.report.gpus import GpuFinding, GpuProcess, NodeGpus, JudgedGpu
+from diag.report.gpus import GpuFinding, GpuProcess, JudgedGpu, NodeGpus
 from diag.report.sentences import titled
 from diag.sources.observation import Origin, observation
 from diag.vllm.flags.registry import default, versions
