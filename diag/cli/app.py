@@ -181,6 +181,24 @@ def doctor(
 
 
 @command("Diagnose")
+def gpus(
+    *,
+    gpus: str = "",
+    every: float = 1.0,
+    duration: float = 30.0,
+    as_json: bool = False,
+    configuration: ConfigurationOptions,
+) -> None:
+    """Judge the GPUs of this host, with or without a server: throttling, faults, links, and who holds their memory."""
+    from diag.commands.gpus import run
+    from diag.report.gpus import STATUS, render, render_json
+
+    judged = run([name.strip() for name in gpus.split(",") if name.strip()], duration, every, *configuration)
+    typer.echo((render_json if as_json else render)(judged), nl=False)
+    raise typer.Exit(STATUS[judged.verdict])
+
+
+@command("Diagnose")
 def top(
     targets: list[str] | None = None,
     *,

@@ -4,12 +4,17 @@ from collections.abc import Sequence
 from typing import TextIO
 
 import numpy as np
-import pandas as pd
 
+from diag.core.errors import BadUsage
 from diag.core.incident import Incident
 from diag.core.subjects import Rows
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Finding
+
+try:
+    import pandas as pd
+except ModuleNotFoundError as error:  # it is half of an installation, and a diagnosis needs none of it
+    raise BadUsage("tables need pandas: pip install 'diag[pandas]'") from error
 
 SUBJECT = ("instance", "engine", "gpu")
 VALUES = ("signal", "unit", "window", "value")

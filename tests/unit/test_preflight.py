@@ -64,7 +64,7 @@ def facts(**changes: object) -> PreflightFacts:
 AILING: dict[str, tuple[str, State, dict[str, object]]] = {
     "half of the lanes": ("pcie_width", "warn", {"width": 8}),
     "a lower power limit": ("power_limit", "warn", {"limit": 350_000}),
-    "warm while idle": ("idle_temperature", "warn", {"margin": 11}),
+    "warm while idle": ("idle_temperature", "warn", {"margin": 11, "temperature": 76}),
     "an uncorrected error": ("memory_errors", "warn", {"uncorrected": 3}),
     "a row that waits": ("memory_errors", "warn", {"remapped": "0 1 1 0"}),
     "a row that cannot be replaced": ("memory_errors", "fail", {"remapped": "0 1 0 1"}),
@@ -77,7 +77,8 @@ AILING: dict[str, tuple[str, State, dict[str, object]]] = {
 @pytest.mark.parametrize("name", AILING)
 def test_an_ailing_gpu_is_found_and_a_sound_one_passes(name: str, gpus: Show) -> None:
     id, state, ailment = AILING[name]
-    sound = IDLE | {"also": {"nvmlDeviceGetPersistenceMode": "1"}}
+    # an nvidia-ml-py without nvmlDeviceGetMarginTemperature reads the slowdown temperature instead
+    sound = IDLE | {"slowdown": 87, "also": {"nvmlDeviceGetPersistenceMode": "1"}}
     gpus(sound)
     assert states(found(), id) == {"pass"}
     gpus(sound | ailment)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import helm_python
@@ -10,6 +11,7 @@ import yaml
 from support.paths import ROOT
 
 from diag import __version__
+from diag.cli.app import app
 
 WORKFLOW = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
 JOBS = yaml.safe_load(WORKFLOW)["jobs"]
@@ -68,3 +70,32 @@ def test_the_chart_and_the_example_images_have_the_version_of_the_package() -> N
     pages = ("deploy/kubernetes-sidecar.yaml", "docs/kubernetes.md")
     images = {name for page in pages for name in re.findall(r"/diag:(\S+)", (ROOT / page).read_text(encoding="utf-8"))}
     assert images == {__version__}
+
+
+def test_the_skill_is_short_and_names_only_commands_that_exist_and_llms_txt_only_pages() -> None:
+    skill = (ROOT / "skills" / "diag" / "SKILL.md").read_text(encoding="utf-8")
+    assert len(skill.splitlines()) <= 60
+    named = set(re.findall(r"`diag ([a-z]+)", skill)) | set(re.findall(r"uvx diag ([a-z]+)", skill))
+    assert {"doctor", "gpus", "lint", "bundle"} <= named <= {command.name or "" for command in app.registered_commands}
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "llms.txt").read_text(encoding="utf-8"))
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).is_file()] == []
+
+
+def test_each_extra_that_a_sentence_asks_for_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    pages = (path for folder in ("diag", "docs", "skills") for path in (ROOT / folder).rglob("*.*"))
+    texts = (path.read_text(encoding="utf-8") for path in pages if path.suffix in (".py", ".toml", ".md"))
+    asked = {name for text in texts for names in re.findall(r"\bdiag\[([a-z,\d]+)]", text) for name in names.split(",")}
+    assert {"pandas", "top", "k8s"} <= asked <= extras.keys()
+
+
+def test_without_pandas_a_table_asks_for_it_and_nothing_else_does(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['pandas'] = None; from diag.__main__ import main; main()"
+    recording = str(ROOT / "tests" / "recordings" / "kv_cascade")
+    table, doctor = (
+        subprocess.run([sys.executable, "-c", hidden, *words, recording], capture_output=True, text=True, check=False)
+        for words in (("export",), ("doctor", "--quiet"))
+    )
+    assert (table.returncode, table.stderr) == (64, "diag: tables need pandas: pip install 'diag[pandas]'\n")
+    assert doctor.returncode == 2
