@@ -44,10 +44,7 @@ def _world(target: LintTarget) -> int:
     flags = (_TP, _PP, _DP, _CONTEXT)
     sizes = [number(target.command.get(flag)) for flag in flags if target.command.get(flag) is not None]
     absent = all(target.lacks(flag) for flag in flags if target.command.get(flag) is None)
-    world = 1.0
-    for size in sizes:
-        world *= size or 0
-    return int(world) if absent else 0
+    return math.prod(int(size or 0) for size in sizes) if absent else 0
 
 
 def _is_one_rank(target: LintTarget) -> bool:

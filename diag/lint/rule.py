@@ -148,8 +148,11 @@ def is_open(text: str) -> bool:
     return bool(_HOLE.search(text))
 
 
+_BEYOND = 2**63  # no size of vLLM's has more than 64 bits, and products of four stay floats
+
+
 def number(text: str | None) -> float | None:
-    """Read a value as vLLM does, 8k as 8000 and 8K as 8192; None if there is none or it is not a number.
+    """Read a value as vLLM does, 8k as 8000 and 8K as 8192; None if there is none or it is no number of 64 bits.
 
     UnknownValue if the text does not show the value.
     """
@@ -157,14 +160,12 @@ def number(text: str | None) -> float | None:
         return None
     if is_open(text):
         raise UnknownValue("the text does not show a value")
-    whole = flag_integer(text.strip())
-    if whole is not None:
-        return whole
+    value: float | None = flag_integer(text.strip())
     try:
-        value = float(text)
+        value = float(text) if value is None else value
     except ValueError:
         return None
-    return value if abs(value) < float("inf") else None
+    return value if abs(value) < _BEYOND else None
 
 
 def ranks(command: Command, flag: str) -> int:
