@@ -78,7 +78,7 @@ def ended(until: float, report: Report) -> str:
 
 
 class Period(NamedTuple):
-    """When incidents held: "since 02:16:07 UTC (32 s)", and in `brief`, which may lack the start: "since 02:16:07"."""
+    """The time in which incidents held: "since 02:16:07 UTC (32 s)", and in `brief`, which may lack the start."""
 
     full: str
     brief: str

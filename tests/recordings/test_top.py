@@ -74,7 +74,7 @@ def test_enter_opens_the_full_report_of_a_server(feed: RecordedFeed) -> None:
         feed.goes_on()
         async with shown(feed, (120, 200)) as (_, pilot):
             page = "\n".join(await press(pilot, "enter", shows="Evidence"))
-            for part in ("CRITICAL  kv_eviction_cascade", "evidence", "ruled out", "fix ", "last minutes", "TTFT p95"):
+            for part in ("CRITICAL  kv_eviction_cascade", "Evidence", "Ruled out", "Fix ", "last minutes", "TTFT p95"):
                 assert part in page
             assert "r2:8000" not in page
             page = "\n".join(await press(pilot, "escape", "down", "enter", shows="sw_thermal"))
