@@ -70,7 +70,7 @@ def is_wide() -> bool:
     return line_width() >= WIDTH
 
 
-class Line(str):
+class StyledLine(str):
     """A line of a report, and the roles of its parts: first column, the column behind the last one, role."""
 
     roles: tuple[tuple[int, int, str], ...] = ()
@@ -84,7 +84,7 @@ def with_roles(lines: Iterable[str], *texts: Text) -> list[str]:
     ink = (role for run, role in runs for char in run if not char.isspace())
     drawn: list[str] = []
     for text in lines:
-        line, of_chars, at = Line(text), [""], 0
+        line, of_chars, at = StyledLine(text), [""], 0
         for char in text:
             of_chars.append(of_chars[-1] if char.isspace() else next(ink, ""))
         for role, run in groupby(of_chars[1:]):
@@ -219,7 +219,7 @@ def clipped(lines: Sequence[str], most: int) -> list[str]:
     if len(last) > line_width() - 2:
         cut = last[: line_width() - 1]
         last = cut.rpartition(" ")[0] if len(cut.split()[-1]) < LABEL else cut[:-1]
-    ended = Line(f"{last.rstrip('.,;: ')} …")
+    ended = StyledLine(f"{last.rstrip('.,;: ')} …")
     ended.roles = getattr(lines[most - 1], "roles", ())
     return [*lines[: most - 1], ended]
 

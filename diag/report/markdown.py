@@ -9,7 +9,7 @@ from diag.diagnosis.report import Report
 from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import answers, count_verdicts, fleet_rows, merge_by_cause
-from diag.report.spans import Part, Text, joined, spans
+from diag.report.spans import ReportPart, Text, joined, spans
 from diag.report.tree import finding_parts, head_parts, report_parts
 
 MOST_QUOTES = 10
@@ -41,7 +41,8 @@ def render(report: Report, verbose: bool = False) -> str:
         diagnosis = finding.diagnosis
         parts.append(f"## {escape(diagnosis.incident.title)}")
         parts.append(f"{diagnosis.severity}, {escape(words.where(diagnosis))}")
-        parts += drawn(finding_parts(finding, report, moment).values())
+        about = finding_parts(finding, report, moment)
+        parts += drawn(part for name, part in about.items() if verbose or name != "not_computed")
 
     for call in report.roll_calls:
         parts.append(f"## Stacks of {escape(call.server)}\n\n{escape(words.roll_call(call))}")
@@ -53,7 +54,7 @@ def render(report: Report, verbose: bool = False) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def drawn(parts: Iterable[Part]) -> list[str]:
+def drawn(parts: Iterable[ReportPart]) -> list[str]:
     """Draw parts as tables, lists and a command in a block of its own."""
     blocks = []
     for part in parts:

@@ -8,7 +8,7 @@ from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import count_verdicts, fleet_rows, reading_row, verdicts
 from diag.report.layout import LABEL, labelled, paragraph, table, verbatim
-from diag.report.spans import Part, Text, label
+from diag.report.spans import ReportPart, Text, label
 from diag.report.tree import finding_parts, head_parts, report_parts
 
 SERVERS = 20
@@ -44,7 +44,7 @@ def full_report(report: Report) -> list[str]:
     return [*lines, "", *drawn(report_parts(report, written_as).values()), *roll_call_lines(report)]
 
 
-def drawn(parts: Iterable[Part], width: int = LABEL) -> list[str]:
+def drawn(parts: Iterable[ReportPart], width: int = LABEL) -> list[str]:
     """Draw parts as lines, their labels in a column of this width; a head that begins with the label is left out.
 
     What is known about a change has lines of its own; about one of several changes, it is in the sentence.

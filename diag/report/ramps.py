@@ -15,7 +15,7 @@ from diag.report.markdown import drawn as drawn_in_markdown
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
 from diag.report.plain_text import drawn
-from diag.report.spans import Part, joined
+from diag.report.spans import ReportPart, joined
 from diag.sources.kept_ramp import RampResult
 
 SCHEMA = "diag.ramps/1"
@@ -56,10 +56,10 @@ def headline(found: RampComparison) -> str:
     return "; ".join([f"{verdict.upper()}: {decisive}", *(f"{name}: {reasons}" for name, reasons in rest)])
 
 
-def sections(found: RampComparison) -> Iterator[Part]:
+def sections(found: RampComparison) -> Iterator[ReportPart]:
     """Return the parts of a comparison in their order."""
     rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in found.rates]
-    yield Part("Rates", head=("", "before -> after", "", ""), rows=rows)
+    yield ReportPart("Rates", head=("", "before -> after", "", ""), rows=rows)
     by_rate: dict[float, dict[str, str]] = {}
     remarks = {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}
     for figure in found.latencies:
@@ -68,14 +68,14 @@ def sections(found: RampComparison) -> Iterator[Part]:
         by_rate.setdefault(figure.rate or 0.0, {})[figure.name] = " ".join(cell.split())
     head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
     rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
-    yield Part("Latency", head=head, rows=rows)
+    yield ReportPart("Latency", head=head, rows=rows)
     then, now = (ramp.bound_by or "no limit found" for ramp in (found.before, found.after))
     next_ = f"; next: {found.after.next}" if found.after.next else ""
-    yield Part("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
-    yield Part("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
-    yield Part("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
-    yield Part("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
-    yield Part("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
+    yield ReportPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
+    yield ReportPart("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
+    yield ReportPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
+    yield ReportPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
+    yield ReportPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
 
 
 def summary(found: RampComparison) -> list[tuple[str, Sequence[str]]]:

@@ -39,7 +39,7 @@ from diag.report.layout import (
     shortened,
 )
 from diag.report.plain_text import roll_call_lines
-from diag.report.spans import Part, Span, Text, joined, label
+from diag.report.spans import ReportPart, Span, Text, joined, label
 from diag.report.tree import MOST_EVIDENCE, Parts, finding_parts
 
 LINES, NARROW_LINES = 20, 32
@@ -227,7 +227,7 @@ def _action_parts(tree: Parts, actions: Actions) -> dict[str, Forms]:
     """Build the parts about the actions: what needs no restart, the fix, and the command to be pasted."""
     parts: dict[str, Forms] = {}
 
-    def brief(fact: Part) -> str:
+    def brief(fact: ReportPart) -> str:
         return fact._replace(texts=[_first_clause(joined(fact.texts[0]))]).sentence
 
     if now := tree.get("do_now"):

@@ -45,7 +45,7 @@ def label(name: str) -> Span:
     return Span(labels()[name], f"label {name}")
 
 
-class Part(NamedTuple):
+class ReportPart(NamedTuple):
     """A label ("" for none), and what it labels: sentences, the rows of a table below their head, further parts.
 
     The parts of a fix are what it costs, how to undo it and so on.
@@ -55,7 +55,7 @@ class Part(NamedTuple):
     texts: Sequence[Text] = ()
     rows: Sequence[Sequence[str]] = ()
     head: Sequence[str] = ()
-    parts: Sequence["Part"] = ()
+    parts: Sequence["ReportPart"] = ()
 
     @property
     def name(self) -> str:
@@ -73,6 +73,6 @@ class Part(NamedTuple):
         texts = (span for text in self.texts for span in ((text,) if isinstance(text, str) else text))
         return (*texts, *(f" {fact.sentence}" for fact in self.parts if fact.name != "rationale"))
 
-    def of(self, *names: str) -> list["Part"]:
+    def of(self, *names: str) -> list["ReportPart"]:
         """Return its parts with these names."""
         return [part for part in self.parts if part.name in names]

@@ -8,25 +8,25 @@ from diag.diagnosis.report import Finding, Report
 from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import Actions, choose_actions, evidence_rows, line_period
-from diag.report.spans import Part, Text, label
+from diag.report.spans import ReportPart, Text, label
 
 MOST_EVIDENCE = 5
 NORMAL = 20
 """The most lines of a comparison with what is normal."""
-Parts = Mapping[str, Part]
+Parts = Mapping[str, ReportPart]
 """Parts in their order, by the name of their label; those without content are left out."""
 
 
-def _parts(**content: Part | Sequence[Text]) -> dict[str, Part]:
+def _parts(**content: ReportPart | Sequence[Text]) -> dict[str, ReportPart]:
     """Label texts by their name; what is empty is left out."""
     named = {
-        name: part if isinstance(part, Part) else Part(label(name), [text for text in part if text])
+        name: part if isinstance(part, ReportPart) else ReportPart(label(name), [text for text in part if text])
         for name, part in content.items()
     }
     return {name: part for name, part in named.items() if part.texts or part.rows or part.parts}
 
 
-def proposal_part(proposal: Proposal) -> Part:
+def proposal_part(proposal: Proposal) -> ReportPart:
     """Return a change and what it is for, and as parts what is known about it."""
     fix = proposal.fix
     facts = _parts(
@@ -38,16 +38,16 @@ def proposal_part(proposal: Proposal) -> Part:
         releases=[words.released(fix)],
         needs=[", ".join(proposal.needs)],
     )
-    return Part(texts=[words.action(proposal)], parts=list(facts.values()))
+    return ReportPart(texts=[words.action(proposal)], parts=list(facts.values()))
 
 
-def action_parts(actions: Actions) -> dict[str, Part]:
+def action_parts(actions: Actions) -> dict[str, ReportPart]:
     """Return what to do: without a restart, or the next time if the incident has ended; the fix, its command line."""
     first = label("next_time" if actions.is_over else "do_now")
     is_alone = not actions.do_now and actions.fix and not actions.fix.changes
     return _parts(
-        do_now=Part(first, actions.advice, parts=[proposal_part(actions.now)] if actions.now else ()),
-        fix=Part(first if is_alone else label("fix"), parts=[proposal_part(actions.fix)] if actions.fix else ()),
+        do_now=ReportPart(first, actions.advice, parts=[proposal_part(actions.now)] if actions.now else ()),
+        fix=ReportPart(first if is_alone else label("fix"), parts=[proposal_part(actions.fix)] if actions.fix else ()),
         relaunch=[words.command(actions.relaunch)],
     )
 
@@ -62,11 +62,13 @@ def finding_parts(finding: Finding, report: Report, written_as: TimeFormat, othe
             ("possible", words.not_ruled_out(diagnosis, report)),
         )
     }
-    alternatives = Part(label("alternatives"), parts=[proposal_part(proposal) for proposal in actions.alternatives])
+    alternatives = ReportPart(
+        label("alternatives"), parts=[proposal_part(proposal) for proposal in actions.alternatives]
+    )
     return _parts(
         when=[line_period([finding, *others], report, written_as).full],
         **action_parts(actions),
-        evidence=Part(label("evidence"), rows=evidence_rows(words.evidence(diagnosis)[:MOST_EVIDENCE])),
+        evidence=ReportPart(label("evidence"), rows=evidence_rows(words.evidence(diagnosis)[:MOST_EVIDENCE])),
         log=words.quoted(finding),
         means=[finding.failure.means] if finding.failure else [],
         sure=[words.how_sure(finding)],
