@@ -23,6 +23,7 @@ from diag.core.files import dump_yaml, only_writer, written_whole
 from diag.core.formatting import printable
 from diag.core.incident import Incident
 from diag.core.metric_prefix import with_prefix
+from diag.report.spans import label
 
 FOLDERS = ("alerts", "dashboards", "runbooks", "docs/failures", "docs/lint-rules")
 """Folders whose files are deleted if they are no longer generated; files of docs/ may quote the mark."""
@@ -104,9 +105,10 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         ),
     }
     here = Path(__file__).parent
+    messages = (here / "alertmanager.tmpl").read_text(encoding="utf-8")
     return {
         "alerts/README.md": (here / "steps.md").read_text(encoding="utf-8"),
-        "alerts/templates/diag.tmpl": (here / "alertmanager.tmpl").read_text(encoding="utf-8"),
+        "alerts/templates/diag.tmpl": messages.replace("@do_now@", label("do_now")),
         **{
             f"alerts/{name}": dump_yaml(f"{GENERATED_MARK}: {head}", content) for name, (head, content) in texts.items()
         },

@@ -31,6 +31,7 @@ from diag.knowledge.formulas import RecordedSeries, RuleSet, formula, rule_set
 from diag.knowledge.platforms import rocm_commands_in
 from diag.promql import metric_names, parse, pretty
 from diag.report.sentences import released, why
+from diag.report.spans import joined, label, labels
 
 PLATFORMS = ("Kubernetes", "compose", "systemd")
 EXIT_STATUS = {"warning": 1, "critical": 2}
@@ -101,6 +102,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
     lasting = [label for label in site.labels if label not in OF_ONE_SERVER and label != "model"]
     text = (PACKAGE / "artefacts" / "runbook.md").read_text(encoding="utf-8")
     page = text.format(
+        labels=labels(),
         **_is_it_real(incident, contract, rules),
         alert=alert_name(incident.id),
         title=incident.title,
@@ -233,9 +235,9 @@ def _fixes(incident: Incident, contract: Contract) -> str:
             f"Together with {also}." if also else "",
             f"Instead of `{fix.instead_of}` in releases without it." if fix.instead_of else "",
             f"Needs {released(fix)}." if released(fix) else "",
-            f"*Effect*: {fix.effect}.",
-            f"*Trade-off*: {fix.risk}." if fix.risk else "",
-            f"*Rollback*: {rollback}." if rollback else "",
+            f"*{label('effect')}*: {fix.effect}.",
+            f"*{label('trade_off')}*: {fix.risk}." if fix.risk else "",
+            f"*{label('rollback')}*: {rollback}." if rollback else "",
             "Needs a restart." if fix.restart else "No restart.",
         ]
         condition = f"*If {_claims(fix.only_if, contract)}*: " if fix.only_if else ""
@@ -260,10 +262,10 @@ def promql_page(incidents: Sequence[Incident], contract: Contract, rules: RuleSe
     def level(rule: RecordedSeries) -> str:
         return rule.series.partition(":")[0]
 
-    for labels, records in groupby(sorted(rules.rules.values(), key=level), key=level):
+    for title, records in groupby(sorted(rules.rules.values(), key=level), key=level):
         pairs = [(record.series, indent(pretty(record.promql), "  ")) for record in records]
         lines = [line for name, definition in pairs for line in (f"{name} =", definition)]
-        text += _folded(labels, "\n".join(["```text", *lines, "```", ""]))
+        text += _folded(title, "\n".join(["```text", *lines, "```", ""]))
     return text
 
 
@@ -279,7 +281,8 @@ def judgement(incident: Incident, incidents: Sequence[Incident], contract: Contr
         rows.append(f"| {' | '.join(cells)} | {reference} |")
     rows = ["| threshold | rationale | source |", "|---|---|---|", *dict.fromkeys(rows)]
     fixes = [
-        f"{number}. {fix_in_markdown(fix)} {capitalized(why(fix.why))}." for number, fix in enumerate(incident.fixes, 1)
+        f"{number}. {fix_in_markdown(fix)} {capitalized(joined(why(fix.why)))}."
+        for number, fix in enumerate(incident.fixes, 1)
     ]
     expressions = alert_expressions(incident, incidents, contract, rules)
     blocks = [line for text in expressions for line in ("```promql", *text.splitlines(), "```", "")]

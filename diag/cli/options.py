@@ -96,7 +96,7 @@ def _for_typer(section: str, name: str, row: Mapping[str, Any]) -> Any:
         settings["autocompletion"] = _complete_id
     if section == "Arguments":
         return typer.Argument(**settings)
-    if row.get("metavar") == "SECONDS":
+    if row.get("metavar") == "SECONDS" or isinstance(row.get("min"), float):
         settings["callback"] = _reject_nan
     flags = row.get("flags", [f"--{name.replace('_', '-')}"])
     return typer.Option(*flags, rich_help_panel=section, **settings)
@@ -105,7 +105,7 @@ def _for_typer(section: str, name: str, row: Mapping[str, Any]) -> Any:
 def _reject_nan(value: float | None) -> float | None:
     """Raise BadParameter for nan, which passes typer's range check."""
     if value is not None and math.isnan(value):
-        raise typer.BadParameter("nan is not a number of seconds")
+        raise typer.BadParameter("nan is not a number")
     return value
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -10,19 +10,18 @@ from diag.core.formatting import TimeFormat, escaped, listed, plural, printable,
 from diag.core.incident import RANK
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
-from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
 from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.report import coverage
 from diag.report import sentences as words
-from diag.report.layout import WIDTH, is_wide, line_width, shortened
+from diag.report.layout import WIDTH, is_wide, line_width, shortened, with_roles
+from diag.report.spans import Span, joined
 
 VERDICTS = ("critical", "warning", "unknown", "gone", "unproven", "slow", "healthy")
 LEAST_NAME = 20
 """Columns that the name of a server gets in line 1."""
-MOST_EVIDENCE = 5
 BARS = "▁▂▃▄▅▆▇█"
 BARS_WIDE = 20
 
@@ -44,7 +43,7 @@ class Actions(NamedTuple):
     @property
     def do_now(self) -> list[str]:
         """Sentences for the actions that need no restart, the first one first."""
-        return [*self.advice, *([words.action(self.now)] if self.now else [])]
+        return [*self.advice, *([joined(words.action(self.now))] if self.now else [])]
 
 
 def choose_actions(finding: Finding, report: Report) -> Actions:
@@ -181,67 +180,87 @@ def readings(found: Sequence[Reading]) -> tuple[str, ...]:
 # -- line 1 -----------------------------------------------------------------------------------------------------------
 
 
+class Headline(NamedTuple):
+    """Line 1 about an incident or a report without one, and whether it has the whole place, and the start."""
+
+    line: str
+    has_place: bool = True
+    has_start: bool = False
+
+
 def verdicts(report: Report) -> list[str]:
     """Return line 1 of a report, which `--quiet` prints alone; one for each primary incident, the worst first."""
-    written_as = words.time_format(report)
-    lines = []
-    for group in words.alike(report):
-        diagnoses = [finding.diagnosis for finding in group]
-        first = diagnoses[0]
-        place = words.place(first.subject)
-        if len(group) > 1:
-            servers = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
-            place = f"{len(servers):,} of {len(report.servers):,} servers"
-        ends = [*line_period(group, report)]
-        if len(group) == 1 and first.incident.began and first.culprits:
-            since, course = words.began([first], written_as), [*map(words.culprit, first.culprits)]
-            ends = [f"since {since}: {listed(course)}", listed(course), f"since {since}: {course[-1]}", *ends]
-        verdict = words.severity(group[0], report).upper()
-        lines.append(_fit_line(f"{verdict}  {first.incident.id}   ", place, ends))
-    if lines:
-        return lines
+    return [headline.line for headline in headlines(report)]
 
-    seen, names = report.observed, report.servers
+
+def headlines(report: Report) -> list[Headline]:
+    found = [_incident_headline(group, report) for group in words.alike(report)]
+    if found:
+        return found
+    written_as, seen, names = words.time_format(report), report.observed, report.servers
     if report.verdict == "warning":
         when = written_as(seen.end)
         return [
-            _fit_line(f"WARNING  {each.question}   ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
+            _fitted("WARNING", f"  {each.question} ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
             for each in coverage.suspected(report)
         ]
-    verdict = "HEALTHY"
+    verdict, remark = "HEALTHY", ""
     if report.verdict == "unknown":
-        verdict = "CANNOT TELL" + coverage.in_brackets(ignored=coverage.ignored(report))
+        verdict, remark = "CANNOT TELL", coverage.in_brackets(ignored=coverage.ignored(report))
     if report.verdict == "no_incident":
-        verdict = coverage.pass_without_health(report)
+        verdict, remark = coverage.pass_without_health(report)
     if seen.endings:
         place = names[0] if len(names) == 1 else plural(len(names), "log")
-        return [_fit_line(f"{verdict}  ", place, [words.log_endings(report)[0]])]
+        return [_fitted(verdict, remark, place, [words.log_endings(report)[0]])]
     place = names[0] if len(names) == 1 else plural(len(names), "server") if names else seen.target
     when = written_as.span(seen.start, seen.end)
     states = words.states(report)
     lasted = quantity(seen.end - seen.start, "seconds")
-    return [_fit_line(f"{verdict}  ", place, [f"{states}   {when} ({lasted})", f"{states}   {when}", when])]
+    return [_fitted(verdict, remark, place, [f"{states}   {when} ({lasted})", f"{states}   {when}", when])]
 
 
-def _fit_line(start: str, place: str, ends: Sequence[str]) -> str:
+def _incident_headline(group: Sequence[Finding], report: Report) -> Headline:
+    diagnoses = [finding.diagnosis for finding in group]
+    first, place = diagnoses[0], words.place(diagnoses[0].subject)
+    if len(group) > 1:
+        servers = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
+        place = f"{len(servers):,} of {len(report.servers):,} servers"
+    period = line_period(group, report)
+    ends = {period.full: True, period.brief: period.has_start}
+    if len(group) == 1 and first.incident.began and first.culprits:
+        since = words.began([first], words.time_format(report))
+        course = [*map(words.culprit, first.culprits)]
+        told = {f"since {since}: {listed(course)}": True, listed(course): False, f"since {since}: {course[-1]}": True}
+        ends = told | ends
+    return _fitted(words.severity(group[0], report).upper(), f"  {first.incident.id} ", place, list(ends), ends)
+
+
+def _fitted(verdict: str, what: str, place: str, ends: Sequence[str], starts: Mapping[str, bool] = {}) -> Headline:
     """Fit a line into the width: with the first of the ends that leaves room for the place, which is shortened.
 
-    If the place does not fit, the line leaves it out: the report prints it below. What is ignored stays whole.
+    If the place does not fit, the line leaves it out: the report prints it below. What is ignored stays whole. `starts`
+    has the ends that tell when the incident began.
     """
-    name, shortest, verdict = escaped(place), min(ends, key=len), start.rstrip()
+    start = f"{verdict}{what}  "
+    name, shortest, head = escaped(place), min(ends, key=len), start.rstrip()
     least = min(len(name), LEAST_NAME * line_width() // WIDTH)
     if len(f"{start}   {shortest}") + (least if is_wide() else len(name)) > line_width():
-        left = line_width() - len(f"{verdict}   ")
-        return shortened(f"{verdict}   {shortened(shortest, left) if left >= least else shortest}", line_width())
-    room = [line_width() - len(f"{start}   {end}") for end in ends]
-    at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
-    return shortened(f"{start}{shortened(name, max(room[at], least))}   {ends[at]}".rstrip(), line_width())
+        left = line_width() - len(f"{head}   ")
+        shown, end = "", shortened(shortest, left) if left >= least else shortest
+        text = f"{head}   {end}"
+    else:
+        room = [line_width() - len(f"{start}   {end}") for end in ends]
+        at = next((at for at, columns in enumerate(room) if columns >= least), len(ends) - 1)
+        shown, end = shortened(name, max(room[at], least)), ends[at]
+        text = f"{start}{shown}   {end}".rstrip()
+    lines = with_roles([shortened(text, line_width())], (Span(head, verdict),))
+    return Headline(lines[0], has_place=shown == name, has_start=starts.get(end, False))
 
 
-def line_period(group: Sequence[Finding], report: Report) -> tuple[str, str]:
-    """Return when the incident of line 1 held, in full and in short; a death dates from the death."""
+def line_period(group: Sequence[Finding], report: Report, written_as: TimeFormat | None = None) -> words.Period:
+    """Return when the incident of line 1 held; a death dates from the death."""
     death = words.death(group[0], report) if len(group) == 1 else None
-    return words.period([death] if death else [finding.diagnosis for finding in group], report)
+    return words.period([death] if death else [finding.diagnosis for finding in group], report, written_as)
 
 
 # -- a row per server -------------------------------------------------------------------------------------------------
@@ -259,6 +278,11 @@ class FleetRow(NamedTuple):
     incidents: str
     when: str
     name: str = ""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Verdict, server, states, incidents and time, the verdict with its role."""
+        return Span(self.verdict, self.verdict.upper()), self.instance, self.states, self.incidents, self.when
 
 
 def fleet_rows(report: Report) -> list[FleetRow]:
@@ -288,7 +312,7 @@ def fleet_rows(report: Report) -> list[FleetRow]:
                 states=", ".join(sorted(set(engines))),
                 incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes))
                 or possible.get(name, ""),
-                when=words.period(causes[:1], report)[1] if causes else "",
+                when=words.period(causes[:1], report).brief if causes else "",
                 name=name,
             )
         )
@@ -344,23 +368,19 @@ def count_verdicts(verdicts: Sequence[str]) -> str:
 # -- rows of evidence -------------------------------------------------------------------------------------------------
 
 
-def evidence_rows(diagnosis: Diagnosis, *, culprits: bool = False) -> list[tuple[str, str, str, str]]:
-    """Return at most five rows of name, value, threshold and history: the symptoms, then the supporting evidence.
-
-    With `culprits` a name includes the ranks or events that the reading names.
-    """
+def evidence_rows(found: Sequence[Reading]) -> list[tuple[str, ...]]:
+    """Return a row of name, value, threshold and history for each reading; the name has the ranks or events in it."""
     rows = []
-    for reading in words.evidence(diagnosis)[:MOST_EVIDENCE]:
-        row = reading_row(reading)
-        if culprits and reading.culprits:
-            row = (f"{row[0]} ({listed(list(reading.culprits))})", *row[1:])
-        rows.append(row)
+    for reading in found:
+        name, *values = reading_row(reading)
+        rows.append((f"{name} ({listed(list(reading.culprits))})" if reading.culprits else name, *values))
     return rows
 
 
 def reading_row(reading: Reading) -> tuple[str, str, str, str]:
     """Return name, value, threshold and history of a reading."""
-    return reading.condition.signal.name, reading.shown, reading.threshold, _history_bars(reading)
+    value, history = Span(reading.shown, "value"), Span(_history_bars(reading), "history")
+    return reading.condition.signal.name, value, reading.threshold, history
 
 
 def _history_bars(reading: Reading) -> str:

@@ -236,11 +236,11 @@ def suspected(report: Report) -> list[Undecided]:
     return undecided
 
 
-def pass_without_health(report: Report) -> str:
-    """Return the first words of a report that found nothing, and saw less than health needs."""
+def pass_without_health(report: Report) -> tuple[str, str]:
+    """Return the verdict of a report that found nothing, and saw less than health needs, and what it saw not."""
     if report.observed.endings:
-        return NO_FAILURE + in_brackets(ignored=ignored(report))
-    return NO_INCIDENT + in_brackets(ignored=ignored(report), **{"not seen": list(report.health.lacking)})
+        return NO_FAILURE, in_brackets(ignored=ignored(report))
+    return NO_INCIDENT, in_brackets(ignored=ignored(report), **{"not seen": list(report.health.lacking)})
 
 
 def ignored(report: Report) -> list[str]:

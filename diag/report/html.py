@@ -4,7 +4,6 @@ The template escapes every text, control characters too. A content security poli
 anything, should a text slip through.
 """
 
-import re
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from diag.diagnosis.report import Report
 from diag.report import coverage, svg
 from diag.report import sentences as words
 from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, verdicts
+from diag.report.spans import Text, label, spans
+from diag.report.tree import action_parts, finding_parts, head_parts, report_parts
 
 TEMPLATE = Path(__file__).with_suffix(".xhtml.j2")
 STYLE = Path(__file__).with_suffix(".css")
@@ -47,6 +48,7 @@ def render(report: Report, runbooks: str = "") -> str:
         answers=answers(report, moment),
         primary=[finding for finding in findings if finding.diagnosis.primary],
         others=[finding for finding in findings if not finding.diagnosis.primary],
+        below=report_parts(report, moment, verbose=False),
         axis=svg.shared_axis([found.diagnosis for found in findings], report.vitals) if findings else None,
         anchors={anchor(finding.diagnosis) for finding in findings},
         servers=servers,
@@ -79,18 +81,16 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "link_to": _link_to,
-        "words": lambda command: Markup(" ").join(
-            Markup("<span>{}</span>").format(word) for word in pasted(command).split(" ")
-        ),
-        "pasted": lambda command: Markup("{}").format(pasted(command)),
-    }
+    environment.filters |= {"drawn": _drawn, "pasted": lambda command: Markup("{}").format(pasted(command))}
     environment.globals |= {
+        "action_parts": action_parts,
         "anchor": anchor,
         "choose_actions": choose_actions,
         "classes": CLASSES,
         "coverage": coverage,
+        "finding_parts": finding_parts,
+        "head_parts": head_parts,
+        "label": label,
         "moment": moment,
         "quantity": quantity,
         "svg": svg,
@@ -99,14 +99,20 @@ def _environment() -> Environment:
     return environment
 
 
-def _link_to(text: str, reference: str) -> str:
-    """Return the text with the reference as a link, if the reference is a web address."""
-    if not reference.startswith(("https://", "http://")):
-        return text
-    link = Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(escaped(reference))
-    return Markup("").join(
-        [link if part == reference else escaped(part) for part in re.split(f"({re.escape(reference)})", text)]
-    )
+def _drawn(text: Text, is_block: bool = False) -> Markup:
+    """Return a text with its commands as code and its web addresses as links; a command alone breaks between words."""
+    return Markup("").join(_element(run, role, is_block) for run, role in spans(text))
+
+
+def _element(run: str, role: str, is_block: bool) -> Markup:
+    if role == "command" and is_block:
+        words_of = (Markup("<span>{}</span>").format(word) for word in pasted(run).split(" "))
+        return Markup('<pre class="command">{}</pre>').format(Markup(" ").join(words_of))
+    if role == "command":
+        return Markup("<code>{}</code>").format(pasted(run))
+    if role == "link" and run.startswith(("https://", "http://")):
+        return Markup('<a href="{0}" rel="noreferrer">{0}</a>').format(escaped(run))
+    return Markup("{}").format(escaped(run))
 
 
 def anchor(diagnosis: Diagnosis) -> str:

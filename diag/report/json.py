@@ -17,6 +17,7 @@ from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import ReportAnswer, answers
 from diag.report.documents import fields, headed, json_text
+from diag.report.spans import joined
 
 SCHEMA, HEALTH_SCHEMA = "diag.doctor/3", "diag.health_report/1"
 STATUS = {"CRITICAL": "red", "WARNING": "yellow", "INFO": "green", "HEALTHY": "green", "CANNOT TELL": "unknown"}
@@ -109,7 +110,7 @@ def _answer(answer: ReportAnswer) -> dict[str, Any]:
     return {
         **fields(answer, "verdict incident? where since when sentences=lines"),
         **fields(actions, "is_over do_now"),
-        "fix": words.action(actions.fix) if actions.fix else None,
+        "fix": joined(words.action(actions.fix)) if actions.fix else None,
         **fields(answer, "relaunch?=actions.relaunch evidence ruled_out not_ruled_out not_seen do_not=actions.do_not"),
     }
 
@@ -175,7 +176,7 @@ def _fix(proposal: Proposal) -> dict[str, Any]:
         "kind": fix.kind,
         **values(proposal),
         "change": proposal.text,
-        "rationale": words.why(fix.why),
+        "rationale": joined(words.why(fix.why)),
         **fields(fix, "expected_effect=effect trade_off=risk restart rollback"),
         "vllm_versions": words.released(fix),
         "check_first": list(proposal.needs),
@@ -225,7 +226,7 @@ def health_without_data(server: str, why: str) -> str:
 
 def _indicator(answer: ReportAnswer, site: Site) -> dict[str, Any]:
     finding, actions = answer.findings[0], answer.actions
-    action = [*actions.do_now, *([words.action(actions.fix)] if actions.fix else [])]
+    action = [*actions.do_now, *([joined(words.action(actions.fix))] if actions.fix else [])]
     impact = {"severity": SEVERITY[answer.verdict], "description": answer.impact, "impact_areas": ["serving"]}
     return {
         "status": STATUS[answer.verdict],

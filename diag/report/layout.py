@@ -5,11 +5,13 @@ All text is made harmless to a terminal first.
 
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import groupby
 
 from diag.core.formatting import escaped, pasted
+from diag.report.spans import Span, Text, joined, spans
 
 WIDTH = 100
 """Columns of a file or a pipe."""
@@ -17,6 +19,7 @@ NARROWEST, WIDEST = 60, 160
 """Limits of a window: rows of evidence do not fit into less, and lines of text cannot be read if they are longer."""
 _width: ContextVar[int] = ContextVar("width", default=WIDTH)
 _local: ContextVar[bool] = ContextVar("local", default=False)
+_name_room: ContextVar[int] = ContextVar("name_room", default=200)
 LONGEST_ADDRESS = 250
 """Characters of an address that stays whole, to be copied; what is longer may be hostile."""
 LABEL = 17
@@ -40,6 +43,20 @@ def columns(count: int, *, local: bool = False) -> Iterator[None]:
         _local.reset(times)
 
 
+@contextmanager
+def short_names(room: int) -> Iterator[None]:
+    """Shorten the names of servers within sentences to so many columns while the block runs."""
+    token = _name_room.set(room)
+    try:
+        yield
+    finally:
+        _name_room.reset(token)
+
+
+def name_room() -> int:
+    return _name_room.get()
+
+
 def has_local_times() -> bool:
     return _local.get()
 
@@ -53,29 +70,56 @@ def is_wide() -> bool:
     return line_width() >= WIDTH
 
 
-def paragraph(text: str, start: str = "", rest: str = "  ") -> list[str]:
+class StyledLine(str):
+    """A line of a report, and the roles of its parts: first column, the column behind the last one, role."""
+
+    roles: tuple[tuple[int, int, str], ...] = ()
+
+
+def with_roles(lines: Iterable[str], *texts: Text) -> list[str]:
+    """Give lines the roles of the texts that they were made from: all but the white space is still there, in order."""
+    runs = [(escaped(span), role) for text in texts for span, role in spans(text)]
+    if not any(role for _, role in runs):
+        return list(lines)
+    ink = (role for run, role in runs for char in run if not char.isspace())
+    drawn: list[str] = []
+    for text in lines:
+        line, of_chars, at = StyledLine(text), [""], 0
+        for char in text:
+            of_chars.append(of_chars[-1] if char.isspace() else next(ink, ""))
+        for role, run in groupby(of_chars[1:]):
+            length = len(list(run))
+            line.roles += ((at, at + length, role),) if role else ()
+            at += length
+        drawn.append(line)
+    return drawn
+
+
+def paragraph(text: Text, start: Text = "", rest: str = "  ") -> list[str]:
     """Wrap text behind `start`, further lines behind `rest`; names with hyphens and addresses stay whole."""
-    return textwrap.wrap(
-        escaped(text),
+    whole = "".join(escaped(span) for span, _ in spans(text))
+    lines = textwrap.wrap(
+        whole,
         line_width(),
-        initial_indent=start,
+        initial_indent=joined(start),
         subsequent_indent=rest,
         break_on_hyphens=False,
-        break_long_words="://" not in text or max(map(len, text.split())) > LONGEST_ADDRESS,
+        break_long_words="://" not in whole or max(map(len, whole.split())) > LONGEST_ADDRESS,
     )
+    return with_roles(lines, start, text)
 
 
-def labelled(label: str, texts: Sequence[str], width: int = LABEL) -> list[str]:
+def labelled(label: str, texts: Sequence[Text], width: int = LABEL) -> list[str]:
     """Print the label once, and every text wrapped beside it; nothing if there is no text."""
     starts = [_label(label if at == 0 else "", width) for at in range(len(texts))]
-    return [
-        line for start, text in zip(starts, texts, strict=True) for line in paragraph(text, start, " " * len(start))
-    ]
+    rest = " " * (width + 2)
+    return [line for start, text in zip(starts, texts, strict=True) for line in paragraph(text, start, rest)]
 
 
 def verbatim(label: str, text: str, width: int = LABEL) -> list[str]:
     """Print text to be pasted in one line, however long, since a line break would break the command."""
-    return [f"{_label(label, width)}{pasted(text)}"] if text else []
+    start = _label(label, width)
+    return with_roles([f"{joined(start)}{pasted(text)}"], start) if text else []
 
 
 def table(
@@ -94,13 +138,15 @@ def table(
             for place, (cell, room) in enumerate(zip(first, wide, strict=False))
         ]
         indent = _label(label if at == 0 else "", width) if label else "  "
-        start = indent + "".join(f"{column}  " for column in columns)
+        edge = len(joined(indent))
+        start = joined(indent) + "".join(f"{column}  " for column in columns)
         if not last:
-            lines += paragraph(start.strip(), start[: len(start) - len(start.lstrip())])
+            drawn = paragraph(start.strip(), start[: len(start) - len(start.lstrip())])
         elif line_width() - len(start) < min(wide[-1], _LEAST_ROOM):
-            lines += paragraph(f"{start[len(indent) :].strip()}  {last}", indent, " " * (len(indent) + 4))
+            drawn = paragraph(f"{start[edge:].strip()}  {last}", joined(indent), " " * (edge + 4))
         else:
-            lines += paragraph(last, start, " " * len(start))
+            drawn = paragraph(last, start, " " * len(start))
+        lines += with_roles(drawn, indent, tuple(rows[at]))
     return lines
 
 
@@ -116,16 +162,17 @@ def aligned(
     cells = [[escaped(cell) for cell in row] for row in rows]
     wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
     indents = [_label(label if at == 0 else "", width) if label else "  " for at in range(len(rows))]
+    margin = len(joined(indents[0]))
     others = sum(wide) - wide[flexible] + 2 * sum(map(bool, wide)) - 2
-    wide[flexible] = min(wide[flexible], max(line_width() - len(indents[0]) - others, _LEAST_NAME))
+    wide[flexible] = min(wide[flexible], max(line_width() - margin - others, _LEAST_NAME))
     lines = []
-    for indent, row in zip(indents, cells, strict=True):
+    for indent, row, given in zip(indents, cells, rows, strict=True):
         name, *rest = wrapped(row[flexible], wide[flexible]) or [""]
         row[flexible] = name
         columns = (f"{cell:{'>' if at in right else '<'}{wide[at]}}" for at, cell in enumerate(row) if wide[at])
-        lines.append(shortened(f"{indent}{'  '.join(columns)}".rstrip(), line_width()))
-        margin = " " * (len(indent) + sum(room + 2 for room in wide[:flexible] if room))
-        lines += [f"{margin}{text}" for text in rest]
+        line = shortened(f"{joined(indent)}{'  '.join(columns)}".rstrip(), line_width())
+        lines += with_roles([line], indent, (*given[:flexible], name, *given[flexible + 1 :]))
+        lines += [" " * (margin + sum(room + 2 for room in wide[:flexible] if room)) + text for text in rest]
     return lines
 
 
@@ -172,8 +219,12 @@ def clipped(lines: Sequence[str], most: int) -> list[str]:
     if len(last) > line_width() - 2:
         cut = last[: line_width() - 1]
         last = cut.rpartition(" ")[0] if len(cut.split()[-1]) < LABEL else cut[:-1]
-    return [*lines[: most - 1], f"{last.rstrip('.,;: ')} …"]
+    ended = StyledLine(f"{last.rstrip('.,;: ')} …")
+    ended.roles = getattr(lines[most - 1], "roles", ())
+    return [*lines[: most - 1], ended]
 
 
-def _label(label: str, width: int) -> str:
-    return f"  {label:<{width}}"
+def _label(label: str, width: int) -> Text:
+    """Return the label in its column of a plain text."""
+    role = getattr(label, "role", "label" if label else "")
+    return ("  ", Span(label, role), " " * max(width - len(label), 0))

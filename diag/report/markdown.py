@@ -5,14 +5,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from diag.core.formatting import escaped, moment, pasted, printable
-from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.report import Report
 from diag.report import coverage
 from diag.report import sentences as words
-from diag.report.answer import answers, choose_actions, count_verdicts, fleet_rows, merge_by_cause
+from diag.report.answer import answers, count_verdicts, fleet_rows, merge_by_cause
+from diag.report.spans import ReportPart, Text, joined, spans
+from diag.report.tree import finding_parts, head_parts, report_parts
 
-NORMAL = 20
 MOST_QUOTES = 10
+EVIDENCE_HEAD = ("value", "threshold", "history")
 SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_[]<>|#~&$!"})
 _LINK = r"(?i)(?<=[A-Za-z]):(?=//)|(?<=www)\."
 _MENTION = r"(?i)@(?=\w)|#(?=\d)|(?<=\bGH-)(?=\d)"
@@ -35,8 +36,13 @@ def render(report: Report, verbose: bool = False) -> str:
             if server.verdict != "healthy"
         ]
         parts += [counts, table(("verdict", "server", "incidents", "when"), ill)] if ill else [f"{counts}\n"]
+    parts += drawn(head_parts(report).values())
     for finding in words.detailed(report):
-        parts += _finding(finding, report, verbose)
+        diagnosis = finding.diagnosis
+        parts.append(f"## {escape(diagnosis.incident.title)}")
+        parts.append(f"{diagnosis.severity}, {escape(words.where(diagnosis))}")
+        about = finding_parts(finding, report, moment)
+        parts += drawn(part for name, part in about.items() if verbose or name != "not_computed")
 
     for call in report.roll_calls:
         parts.append(f"## Stacks of {escape(call.server)}\n\n{escape(words.roll_call(call))}")
@@ -44,20 +50,31 @@ def render(report: Report, verbose: bool = False) -> str:
         rows = [tuple(map(escape, row)) for row in words.standing_rows(call)]
         parts += [table(("process", "within 2 s", "where it stands"), rows)] if rows else []
 
-    footer = {
-        "Source": [coverage.source(report, moment)],
-        "Load at the end": coverage.vitals(report),
-        "Compared with what is normal": coverage.normality(report)[:NORMAL],
-        "GPU limits": words.ceilings(report),
-        "Not shown": coverage.not_seen(report) if not report.observed.endings else [],
-        "Checked": coverage.checked(report, verbose),
-        "Unknown": [*coverage.not_judged(report), *(coverage.undecided(report) if verbose else [])],
-        "Not collected": coverage.not_collected(report),
-        "Thresholds": list(report.contract),
-        "Notes": coverage.notes(report),
-    }
-    parts += [bullets(title, texts) for title, texts in footer.items() if texts]
+    parts += drawn(report_parts(report, moment, verbose=verbose).values())
     return "\n\n".join(parts) + "\n"
+
+
+def drawn(parts: Iterable[ReportPart]) -> list[str]:
+    """Draw parts as tables, lists and a command in a block of its own."""
+    blocks = []
+    for part in parts:
+        title = f"{part.label[:1].upper()}{part.label[1:]}:"
+        if part.rows:
+            head = [escape(name) for name in part.head or (part.label.lower(), *EVIDENCE_HEAD)]
+            blocks.append(table(head, [[escape(cell) for cell in row] for row in part.rows]))
+        elif part.name == "relaunch":
+            blocks += [title, _block("", [pasted(joined(text)) for text in part.texts])]
+        elif part.texts or part.parts:
+            items = [_inline(text) for text in (*part.texts, *(each.whole for each in part.parts))]
+            listed = "\n".join([title, "", *(f"- {item}" for item in items)])
+            blocks.append(listed if items[1:] or part.parts else f"{title} {items[0]}")
+    return blocks
+
+
+def _inline(text: Text) -> str:
+    """Return a text with its commands as code."""
+    runs = spans(text)
+    return "".join(code(pasted(run)) if role == "command" else escape(run) for run, role in runs)
 
 
 def escape(text: str) -> str:
@@ -81,52 +98,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of cells that are Markdown already."""
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return "\n".join([lines[0], f"|{'---|' * len(head)}", *lines[1:]])
-
-
-def _finding(finding: Finding, report: Report, verbose: bool) -> list[str]:
-    diagnosis, actions = finding.diagnosis, choose_actions(finding, report)
-    evidence = []
-    for reading in (*diagnosis.symptoms, *diagnosis.supports):
-        holds = {True: "yes", False: "no", None: "not measured"}[reading.holds]
-        name = escape(reading.condition.signal.name)
-        evidence.append((name, reading.shown, escape(reading.threshold), holds))
-    now = [*(f"- {escape(text)}" for text in actions.advice), *([_proposal(actions.now)] if actions.now else [])]
-    relaunch = pasted(actions.relaunch)
-    fence = _fence(relaunch, 3)
-    parts = [
-        f"## {escape(diagnosis.incident.title)}",
-        f"{diagnosis.severity}, {escape(words.where(diagnosis))}, {words.when(diagnosis, moment)}",
-        _lines("Next time" if actions.is_over else "Do now", now),
-        _lines("Fix", [_proposal(actions.fix)] if actions.fix else []),
-        f"Relaunch:\n\n{fence}\n{relaunch}\n{fence}" if relaunch else "",
-        table(("evidence", "value", "threshold", "holds"), evidence),
-        bullets("Log", words.quoted(finding)),
-        bullets("Ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis, report)]),
-        bullets("Not ruled out", [": ".join(pair) for pair in words.not_ruled_out(diagnosis, report)]),
-        bullets("Consequences", [words.titled(follows.incident) for follows in words.consequences(finding, report)]),
-        _lines("Alternatives", [_proposal(proposal) for proposal in actions.alternatives]),
-        bullets("Fixes whose value needs more telemetry", words.uncomputed(finding)) if verbose else "",
-        bullets("Do not", actions.do_not),
-    ]
-    return [part for part in parts if part]
-
-
-def _proposal(proposal: Proposal) -> str:
-    """Return an item of a list: the change as code, what it is for, effect, trade-off, rollback."""
-    fix, change = proposal.fix, pasted(words.change(proposal))
-    texts = (proposal.text, *words.effects(fix).values(), words.released(fix), words.needs(proposal))
-    text = " ".join(escape(text) for text in texts if text)
-    return f"- {code(change)} {text}" if change else f"- {text}"
-
-
-def bullets(title: str, texts: Sequence[str]) -> str:
-    """Return sentences as a list below a title, "" if there are none."""
-    return _lines(title, [f"- {escape(text)}" for text in texts])
-
-
-def _lines(title: str, items: Sequence[str]) -> str:
-    """Return items of Markdown below a title, "" if there are none."""
-    return "\n".join([f"{title}:", "", *items]) if items else ""
 
 
 # -- an issue
@@ -171,5 +142,5 @@ def render_issue(report: Report, host: Mapping[str, Any], launch: str) -> str:
 
 
 def _block(language: str, lines: list[str]) -> str:
-    fence = "`" * max(3, *(line.count("`") + 1 for line in lines), 3)
+    fence = _fence("\n".join(lines), 3)
     return "\n".join([f"{fence}{language}", *lines, fence])

@@ -1,112 +1,67 @@
-"""The full report as plain text (`--verbose`), and the conditions of one incident (`--why`)."""
+"""The full report as plain text (`--verbose`), the conditions of one incident (`--why`), and parts of any report."""
+
+from collections.abc import Iterable
 
 from diag.core.formatting import plural
-from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.report import Report
 from diag.report import coverage
 from diag.report import sentences as words
-from diag.report.answer import (
-    choose_actions,
-    count_verdicts,
-    evidence_rows,
-    fleet_rows,
-    line_period,
-    reading_row,
-    verdicts,
-)
-from diag.report.layout import labelled, paragraph, table, verbatim
+from diag.report.answer import count_verdicts, fleet_rows, reading_row, verdicts
+from diag.report.layout import LABEL, labelled, paragraph, table, verbatim
+from diag.report.spans import ReportPart, Text, label
+from diag.report.tree import finding_parts, head_parts, report_parts
 
 SERVERS = 20
 """Rows of the full report for the servers of a fleet."""
-DESCRIBED = 5
-"""Lines of the full report that describe servers: release, model, launch."""
-NORMAL = 20
 SUBJECTS = 20
 """Subjects of an incident that `--why` explains."""
 HELD = {True: "holds", False: "does not hold", None: "not measured"}
 
 
-def full_report(report: Report) -> str:
+def full_report(report: Report) -> list[str]:
+    """Return the lines of the report."""
+    written_as = words.time_format(report)
     lines = verdicts(report)
     lines += [line for text in words.shared(report) for line in paragraph(text)]
-    if report.verdict == "unknown":
-        lines += labelled("why", [each.sentence for each in report.not_judged])
     for each in coverage.suspected(report):
-        lines += ["", *paragraph(each.sentence), *table([reading_row(sign) for sign in each.signs], label="evidence")]
-    lines += labelled("not shown", coverage.not_seen(report) if not report.observed.endings else [])
-    lines += labelled("progress", words.not_busy(report))
+        signs = table([reading_row(sign) for sign in each.signs], label=label("evidence"))
+        lines += ["", *paragraph(each.sentence), *signs]
+    lines += drawn(head_parts(report).values())
     if words.is_fleet(report):
         servers = fleet_rows(report)
         ill = [server for server in servers if server.verdict != "healthy"]
-        rows = [
-            (row.verdict, row.instance, f"{row.incidents or row.states}  {row.when}".rstrip()) for row in ill[:SERVERS]
-        ]
+        rows = [(*row.cells[:2], f"{row.incidents or row.states}  {row.when}".rstrip()) for row in ill[:SERVERS]]
         lines += ["", count_verdicts([server.verdict for server in servers]), *table(rows)]
         lines += [f"  and {len(ill) - SERVERS:,} more that are not healthy"] if len(ill) > SERVERS else []
 
     for finding, *others in words.alike(report):
-        lines += ["", *_finding_lines(finding, others, report)]
-    for label, texts in (("also present", words.also(report)), ("timeline", words.timeline(report))):
-        lines += ["", *labelled(label, texts)] if texts else []
-
-    footer = {
-        "source": [coverage.source(report, words.time_format(report))],
-        "server": words.folded(coverage.servers(report), DESCRIBED),
-        "load": coverage.vitals(report),
-        "normal": coverage.normality(report)[:NORMAL],
-        "GPU limits": words.ceilings(report),
-        "checked": coverage.checked(report, verbose=True),
-        "unknown": coverage.not_judged(report),
-        "not judged": coverage.undecided(report),
-        "not collected": coverage.not_collected(report),
-        "thresholds": ["; ".join(report.contract)],
-        "note": coverage.notes(report),
-    }
-    lines += ["", *(line for label, texts in footer.items() for line in labelled(label, texts))]
-    return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
+        incident, where = finding.diagnosis.incident, words.where(finding.diagnosis)
+        alike = f", as on {len(others):,} more" if others else ""
+        lines += ["", *paragraph(f"{incident.title} ({where}{alike}): {incident.impact}")]
+        lines += drawn(finding_parts(finding, report, written_as, others).values())
+    for name, texts in (("also", words.also(report)), ("timeline", words.timeline(report))):
+        lines += ["", *labelled(label(name), texts)] if texts else []
+    return [*lines, "", *drawn(report_parts(report, written_as).values()), *roll_call_lines(report)]
 
 
-def _finding_lines(finding: Finding, others: list[Finding], report: Report) -> list[str]:
-    """Describe an incident: evidence, look-alikes, consequences, then mitigation, fix, relaunch line, alternatives."""
-    diagnosis, incident = finding.diagnosis, finding.diagnosis.incident
-    alike = f", as on {len(others):,} more" if others else ""
-    follows = [words.titled(other.incident) for other in words.consequences(finding, report)]
-    lines = [
-        *paragraph(f"{incident.title} ({words.where(diagnosis)}{alike}): {incident.impact}"),
-        *labelled("when", [line_period([finding, *others], report)[0]]),
-        *table(evidence_rows(diagnosis), label="evidence", right=(1,)),
-        *labelled("log", words.quoted(finding)),
-        *labelled("first sign", words.first_sign(diagnosis, words.time_format(report))),
-        *labelled("ruled out", [": ".join(pair) for pair in words.ruled_out_by_evidence(diagnosis, report)]),
-        *labelled("not ruled out", [": ".join(pair) for pair in words.not_ruled_out(diagnosis, report)]),
-        *labelled("consequences", follows),
-    ]
+def drawn(parts: Iterable[ReportPart], width: int = LABEL) -> list[str]:
+    """Draw parts as lines, their labels in a column of this width; a head that begins with the label is left out.
 
-    actions = choose_actions(finding, report)
-    lines += labelled("next time" if actions.is_over else "do now", actions.advice)
-    for label, proposal in (("mitigation", actions.now), ("fix", actions.fix)):
-        if proposal:
-            fix = proposal.fix
-            lines += labelled(label, [text for text in (words.change(proposal), proposal.text) if text])
-            facts = {
-                "expected effect": fix.effect,
-                "trade-off": fix.risk,
-                "rollback": fix.rollback,
-                "rationale": words.why(fix.why),
-                "restart": "needed" if fix.restart else "not needed",
-                "available in": words.released(fix),
-                "check first": ", ".join(proposal.needs),
-            }
-            lines += [line for name, text in facts.items() if text for line in labelled(name, [text])]
-    lines += verbatim("relaunch", actions.relaunch)
-    alternatives = []
-    for proposal in actions.alternatives:
-        fix = proposal.fix
-        risk = words.effects(fix).get("Trade-off", "")
-        texts = (words.change(proposal), proposal.text, risk, words.released(fix), words.needs(proposal))
-        alternatives.append("  ".join(text for text in texts if text))
-    lines += labelled("alternatives", alternatives)
-    lines += labelled("not computed", words.uncomputed(finding))
-    return [*lines, *labelled("do not", actions.do_not), *labelled("runbook", [f"diag explain {incident.id}"])]
+    What is known about a change has lines of its own; about one of several changes, it is in the sentence.
+    """
+    lines: list[str] = []
+    for part in parts:
+        head = [part.head] if part.head and part.head[0] != part.label else []
+        texts: list[Text] = list(part.texts)
+        if len(part.parts) == 1:
+            lines += labelled(part.label, [*texts, *part.parts[0].texts], width) + drawn(part.parts[0].parts, width)
+        elif part.rows:
+            lines += table([*head, *part.rows], label=part.label, width=width, right=(1,) if not head else ())
+        elif part.name == "relaunch":
+            lines += verbatim(part.label, "".join(texts[0]), width)
+        else:
+            lines += labelled(part.label, [*texts, *(each.whole for each in part.parts)], width)
+    return lines
 
 
 # -- the conditions of an incident ------------------------------------------------------------------------------------

@@ -11,9 +11,11 @@ from diag.core.formatting import escaped, listed, number, plural, quantity
 from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
 from diag.report.documents import fields, headed, json_text
 from diag.report.layout import aligned, paragraph, shortened
+from diag.report.markdown import drawn as drawn_in_markdown
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
-from diag.report.parts import LabelledPart, in_markdown, plain
+from diag.report.plain_text import drawn
+from diag.report.spans import ReportPart, joined
 from diag.sources.kept_ramp import RampResult
 
 SCHEMA = "diag.ramps/1"
@@ -54,10 +56,10 @@ def headline(found: RampComparison) -> str:
     return "; ".join([f"{verdict.upper()}: {decisive}", *(f"{name}: {reasons}" for name, reasons in rest)])
 
 
-def sections(found: RampComparison) -> Iterator[LabelledPart]:
+def sections(found: RampComparison) -> Iterator[ReportPart]:
     """Return the parts of a comparison in their order."""
     rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in found.rates]
-    yield LabelledPart("Rates", head=("", "before -> after", "", ""), rows=rows)
+    yield ReportPart("Rates", head=("", "before -> after", "", ""), rows=rows)
     by_rate: dict[float, dict[str, str]] = {}
     remarks = {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}
     for figure in found.latencies:
@@ -66,22 +68,21 @@ def sections(found: RampComparison) -> Iterator[LabelledPart]:
         by_rate.setdefault(figure.rate or 0.0, {})[figure.name] = " ".join(cell.split())
     head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
     rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
-    yield LabelledPart("Latency", head=head, rows=rows)
+    yield ReportPart("Latency", head=head, rows=rows)
     then, now = (ramp.bound_by or "no limit found" for ramp in (found.before, found.after))
     next_ = f"; next: {found.after.next}" if found.after.next else ""
-    yield LabelledPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
-    yield LabelledPart(
-        "Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"]
-    )
-    yield LabelledPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
-    yield LabelledPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
-    yield LabelledPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
+    yield ReportPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
+    yield ReportPart("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
+    yield ReportPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
+    yield ReportPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
+    yield ReportPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
 
 
 def summary(found: RampComparison) -> list[tuple[str, Sequence[str]]]:
     """Return a comparison as labels with sentences, for a page."""
     parts = [
-        (part.label, part.texts or ["  ".join(filter(None, row)) for row in part.rows]) for part in sections(found)
+        (part.label, [*map(joined, part.texts)] or ["  ".join(filter(None, row)) for row in part.rows])
+        for part in sections(found)
     ]
     return [("Against", [headline(found)]), *parts]
 
@@ -167,13 +168,13 @@ def _trend_title(found: Trend) -> str:
 
 def render(found: RampComparison) -> str:
     """Render a comparison as plain text of at most 100 columns."""
-    lines = [*paragraph(headline(found)), "", *plain(sections(found), LABEL)]
+    lines = [*paragraph(headline(found)), "", *drawn(sections(found), LABEL)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def render_markdown(found: RampComparison) -> str:
     """Render a comparison as GitHub-flavoured Markdown."""
-    return "\n\n".join([f"**{escape(headline(found))}**", *in_markdown(sections(found))]) + "\n"
+    return "\n\n".join([f"**{escape(headline(found))}**", *drawn_in_markdown(sections(found))]) + "\n"
 
 
 def render_trend(found: Trend) -> str:

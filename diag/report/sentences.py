@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple, TypeVar
 
 from diag.core.contract import Contract
 from diag.core.formatting import TimeFormat, clock, escaped, listed, moment, plural, printable, quantity
@@ -17,7 +18,9 @@ from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import Finding, Report
 from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
-from diag.report.layout import has_local_times
+from diag.knowledge.catalog import load
+from diag.report.layout import has_local_times, name_room, shortened
+from diag.report.spans import Span, Text
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
 
@@ -74,13 +77,21 @@ def ended(until: float, report: Report) -> str:
     return f"ended {quantity(max(end - until, 0), 'seconds')} {ago}"
 
 
-def period(diagnoses: Sequence[Diagnosis], report: Report) -> tuple[str, str]:
-    """Return when incidents held, in full and in short: "since 02:16:07 UTC (32 s)", "since 02:16:07 UTC".
+class Period(NamedTuple):
+    """The time in which incidents held: "since 02:16:07 UTC (32 s)", and in `brief`, which may lack the start."""
+
+    full: str
+    brief: str
+    has_start: bool
+
+
+def period(diagnoses: Sequence[Diagnosis], report: Report, written_as: TimeFormat | None = None) -> Period:
+    """Return when incidents held, in times of the report's own format without another one.
 
     One diagnosis with several episodes has the period of the last one; several diagnoses, from the first start to the
     last end.
     """
-    written_as = time_format(report)
+    written_as = written_as or time_format(report)
     episodes = len(diagnoses[0].episodes) if len(diagnoses) == 1 else 1
     shown = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
     start = min(each.watched_since if each.since is None else each.since for each in shown)
@@ -92,18 +103,24 @@ def period(diagnoses: Sequence[Diagnosis], report: Report) -> tuple[str, str]:
     if not any(each.ongoing for each in shown):
         remarks = ", ".join(filter(None, (lasted and f"for {'at least ' if is_cut else ''}{lasted}", times)))
         held = before + written_as.span(start, until)
-        return f"{ended(until, report)}: {held}" + (f" ({remarks})" if remarks else ""), ended(until, report)
+        told = ended(until, report)
+        return Period(f"{told}: {held}" + (f" ({remarks})" if remarks else ""), told, has_start=False)
     since = f"since {before}{written_as(start)}"
     if is_cut and lasted:
         remarks = ", ".join(filter(None, (since, times)))
-        return f"for at least {lasted} ({remarks})", f"for at least {lasted}"
+        return Period(f"for at least {lasted} ({remarks})", f"for at least {lasted}", has_start=False)
     remarks = ", ".join(filter(None, (lasted, times)))
-    return f"{since} ({remarks})" if remarks else since, since
+    return Period(f"{since} ({remarks})" if remarks else since, since, has_start=True)
 
 
 def place(subject: Subject) -> str:
-    """Return a subject in words, harmless to a terminal."""
-    return escaped(in_words(tuple((name, printable(value)) for name, value in subject)))
+    """Return a subject in words, harmless to a terminal, with a name of its server that has room."""
+    return escaped(in_words(tuple((name, server_name(value)) for name, value in subject)))
+
+
+def server_name(name: str) -> str:
+    """Return the name of a server, harmless to a terminal, shortened where a report has room for short ones only."""
+    return shortened(printable(name), name_room())
 
 
 def where(diagnosis: Diagnosis, *, with_server: bool = True) -> str:
@@ -250,8 +267,14 @@ def titled(incident: Incident) -> str:
 
 def titles(names: Iterable[str], report: Report) -> list[str]:
     """Return the names of incidents with their titles; other names, such as that of a look-alike, as they are."""
-    known = {finding.diagnosis.incident.id: titled(finding.diagnosis.incident) for finding in report.findings}
-    return [known.get(name, name) for name in names]
+    judged = {finding.diagnosis.incident.id: titled(finding.diagnosis.incident) for finding in report.findings}
+    return [judged.get(name) or built_in_titles().get(name, name) for name in names]
+
+
+@cache
+def built_in_titles() -> Mapping[str, str]:
+    """Return the titles of the incidents that diag has of its own; a log alone is not judged for each of them."""
+    return {incident.id: titled(incident) for incident in load()}
 
 
 def detailed(report: Report) -> list[Finding]:
@@ -267,30 +290,32 @@ HAVE = {"version": "run ", "model": "serve ", "flag": "run with "}
 
 def shared(report: Report) -> list[str]:
     """Return a paragraph for each incident whose servers share a label that healthy servers lack."""
-    sentences = grouped((found.incident, shared_sentence(found, report)) for found in report.shared)
+    found = grouped((label.incident, label) for label in report.shared)
     return [
-        " ".join([first, *(text.replace(incident, "It", 1) for text in rest)])
-        for incident, (first, *rest) in sentences.items()
+        " ".join([shared_sentence(first, report), *(shared_sentence(label, report, "It") for label in rest)])
+        for first, *rest in found.values()
     ]
 
 
-def shared_sentence(found: SharedLabel, report: Report) -> str:
+def shared_sentence(found: SharedLabel, report: Report, subject: str = "") -> str:
     """Return the label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
 
     Servers are not called healthy if something could not be judged. An incident that goes on at no server has ended.
+    Without another `subject` the incident has its title.
     """
+    subject = subject or titles([found.incident], report)[0]
     several = [each.diagnosis for each in report.present if each.diagnosis.incident.id == found.incident]
     ended = " (ended)" if several and not any(diagnosis.ongoing for diagnosis in several) else ""
     ill = f"all {found.ill:,}" if found.ill_with == found.ill else f"{found.ill_with:,} of {found.ill:,}"
     if found.property.kind == "hour":
         start, _, end = found.value.partition("-")
-        return f"{found.incident} began between {start} and {end} UTC on {ill} servers."
+        return f"{subject} began between {start} and {end} UTC on {ill} servers."
     labels = [shared_label(item, value) for item, value in found.also]
     also = f" (also {listed(labels)})" if labels else ""
     have = HAVE.get(found.property.kind, "have ") + shared_label(found.property, found.value)
     others = "servers without an incident" if report.not_judged else "healthy servers"
     healthy = f"{found.healthy_with:,} of the {found.healthy:,} {others} do"
-    return f"{found.incident} on {found.ill:,} servers{ended}: {ill} {have}{also}; {healthy}."
+    return f"{subject} on {found.ill:,} servers{ended}: {ill} {have}{also}; {healthy}."
 
 
 def shared_label(item: Property, value: str) -> str:
@@ -382,6 +407,15 @@ def quoted(finding: Finding) -> list[str]:
     return lines
 
 
+def how_sure(finding: Finding) -> str:
+    """Return on what the cause rests that a log names: "named by the error (line 250), with: ...", "" if none does."""
+    if not finding.basis:
+        return ""
+    line = finding.quotes[0].line if finding.quotes else None
+    seen = finding.failure.seen if finding.failure else ""
+    return f"{finding.basis}{f' (line {line})' if line else ''}{f', with: {seen}' if seen else ''}"
+
+
 def first_sign(diagnosis: Diagnosis, written_as: TimeFormat) -> list[str]:
     """Return the evidence that appeared before the incident was complete."""
     onsets = [(onset(reading, diagnosis), reading.condition.signal.name) for reading in evidence(diagnosis)]
@@ -436,20 +470,16 @@ def change(proposal: Proposal) -> str:
     return "; ".join(changes)
 
 
-def action(proposal: Proposal) -> str:
+def action(proposal: Proposal) -> Text:
     """Return the change and what it is for: "--max-num-seqs 64 -> 6: Run no more requests than ..."."""
-    return ": ".join(filter(None, (change(proposal), proposal.text)))
+    changed = command(change(proposal))
+    gap = "   " if proposal.fix.kind == "host_command" else ": "  # what is copied to a shell ends with the command
+    return (changed, gap, proposal.text) if changed and proposal.text else changed or proposal.text
 
 
-def effects(fix: Fix) -> dict[str, str]:
-    """Return the sentences about what a fix does, what it costs and how to undo it, by their first words."""
-    facts = {"Expected effect": fix.effect, "Trade-off": fix.risk, "Rollback": fix.rollback}
-    return {name: f"{name}: {fact}." for name, fact in facts.items() if fact}
-
-
-def needs(proposal: Proposal) -> str:
-    """Return the values that were not measured and must be checked before the change."""
-    return f"Not measured, check first: {', '.join(proposal.needs)}." if proposal.needs else ""
+def command(text: str) -> Span | str:
+    """Return a text to be pasted, or a change of the command line; "" without one."""
+    return Span(text, "command") if text else ""
 
 
 def uncomputed(finding: Finding) -> list[str]:
@@ -465,9 +495,11 @@ def released(fix: Fix) -> str:
     return f"vLLM {first} and later" if first else f"vLLM up to {last}" if last else ""
 
 
-def why(source: Source) -> str:
+def why(source: Source) -> Text:
     """Return the source of a claim, in one line."""
-    return f"{source.says} ({source.kind}{': ' if source.reference else ''}{source.reference})"
+    if not source.reference:
+        return f"{source.says} ({source.kind})"
+    return (f"{source.says} ({source.kind}: ", Span(source.reference, "link"), ")")
 
 
 # -- where processes stand ---------------------------------------------------------------------------------------------

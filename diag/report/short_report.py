@@ -12,8 +12,7 @@ from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import escaped, listed, pasted, plural, printable
 from diag.core.incident import RANK
 from diag.core.subjects import in_words
-from diag.diagnosis.proposals import Proposal
-from diag.diagnosis.report import Report
+from diag.diagnosis.report import Finding, Report
 from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import (
@@ -23,13 +22,25 @@ from diag.report.answer import (
     count_verdicts,
     evidence_rows,
     fleet_rows,
+    headlines,
     line_period,
     merge_by_cause,
     reading_row,
-    verdicts,
 )
-from diag.report.layout import aligned, clipped, continued, is_wide, labelled, line_width, paragraph, shortened
+from diag.report.layout import (
+    aligned,
+    clipped,
+    continued,
+    is_wide,
+    labelled,
+    line_width,
+    paragraph,
+    short_names,
+    shortened,
+)
 from diag.report.plain_text import roll_call_lines
+from diag.report.spans import ReportPart, Span, Text, joined, label
+from diag.report.tree import MOST_EVIDENCE, Parts, finding_parts
 
 LINES, NARROW_LINES = 20, 32
 HEALTHY_LINES = 12
@@ -43,6 +54,9 @@ NAMED = 8
 NAME = 30
 """Columns for the name of a server within a sentence."""
 
+ASIDES = ("ruled_out", "not_seen", "more")
+"""Parts that are read last."""
+
 Lines = list[str]
 Forms = list[Lines]
 """A part of the short report in full, then its shorter forms."""
@@ -54,7 +68,19 @@ def shortenings() -> Mapping[str, tuple[tuple[str, int], ...]]:
     return read(PACKAGE / "report" / "short_report.toml", dict[str, tuple[tuple[str, int], ...]])
 
 
-def short_report(report: Report) -> str:
+def short_report(report: Report) -> list[str]:
+    """Return the lines of the report."""
+    with short_names(NAME):
+        parts = _parts(report)
+    most = HEALTHY_LINES if report.verdict in ("healthy", "no_incident") else LINES if is_wide() else NARROW_LINES
+    lines = _shorten(parts, shortenings()["first"], most)
+    if len(lines) > most:
+        parts["relaunch"] = parts.get("relaunch", [[]])[-2:]
+        lines = _shorten(parts, shortenings()["first"] + shortenings()["last"], most)
+    return [*lines, *roll_call_lines(report)]
+
+
+def _parts(report: Report) -> dict[str, Forms]:
     answer = answers(report, words.time_format(report))[0]
     found_nothing = words.found_nothing(report)
     if answer.findings:
@@ -67,44 +93,35 @@ def short_report(report: Report) -> str:
             "blank": [[""]],
             "servers": _fleet_part(report),
             "evidence": _evidence([reading_row(reading) for reading in first.signs][:ROWS]),
-            "why": _part("Missing", ["; ".join(first.missing)], 3),
-            "also": _part("Also", [undecided.sentence for undecided in others], 3),
-            "do now": _part("Do now", [f"Collect what is missing, and read: {', '.join(pages)}"], 3),
+            "why": _part("missing", ["; ".join(first.missing)], 3),
+            "also": _part("also", [undecided.sentence for undecided in others], 3),
+            "do now": _part("do_now", [f"Collect what is missing, and read: {', '.join(pages)}"], 3),
         }
     elif report.verdict == "unknown":
         middle = {
             "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
             "blank": [[""]],
             "servers": _fleet_part(report),
-            "why": _part("Why", _reasons_not_judged(report), ROWS + 3 if report.observed.endings else ROWS),
+            "why": _part("why", _reasons_not_judged(report), ROWS + 3 if report.observed.endings else ROWS),
             "normal": _normal_part(report),
         }
     else:
-        servers = words.folded(_with_short_names(coverage.servers(report), report), 2)
+        unseen = coverage.not_seen(report) if answer.verdict == coverage.NO_INCIDENT else []
         middle = {
             "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
             "blank": [[""]],
-            "unseen": _part(
-                "Not shown", coverage.not_seen(report) if answer.verdict == coverage.NO_INCIDENT else [], 3
-            ),
-            "why": _part("Progress", _with_short_names(words.not_busy(report), report), 3),
-            "server": _part("Server", servers, 3),
-            "slo": _part("SLO", [words.slo_missing(report)], 1),
+            "unseen": _part("not_shown", unseen, 3),
+            "why": _part("progress", words.not_busy(report), 3),
+            "server": _part("server", words.folded(coverage.servers(report), 2), 3),
+            "slo": _part("slo", [words.slo_missing(report)], 1),
             "normal": _normal_part(report),
         }
-    parts = {
-        "verdict": [[verdicts(report)[0]]],
+    return {
+        "verdict": [[headlines(report)[0].line]],
         "shared": _shorter_forms([line for text in words.shared(report) for line in paragraph(text)], 4),
         **middle,
         **_context_parts(report, answer),
     }
-
-    most = HEALTHY_LINES if report.verdict in ("healthy", "no_incident") else LINES if is_wide() else NARROW_LINES
-    lines = _shorten(parts, shortenings()["first"], most)
-    if len(lines) > most:
-        parts["relaunch"] = parts.get("relaunch", [[]])[-2:]
-        lines = _shorten(parts, shortenings()["first"] + shortenings()["last"], most)
-    return "\n".join([*lines, *roll_call_lines(report)]) + "\n"
 
 
 def _shorten(parts: Mapping[str, Forms], order: Sequence[tuple[str, int]], most: int) -> Lines:
@@ -122,119 +139,124 @@ def _shorter_forms(lines: Lines, most: int) -> Forms:
     return [clipped(lines, count) for count in range(min(len(lines), most), 0, -1)] or [[]]
 
 
-def _part(label: str, texts: Iterable[str], most: int) -> Forms:
-    """Label the texts that are not empty, in at most `most` lines and shorter forms."""
+def _part(name: str, texts: Iterable[Text], most: int) -> Forms:
+    """Label the texts that are not empty, in at most `most` lines and shorter forms; some are an aside."""
+    most, role = most if is_wide() else 2 * most, "aside" if name in ASIDES else ""
+    shown: list[Text] = [Span(joined(text), role) if role else text for text in texts if text]
+    return _shorter_forms(labelled(label(name), shown, LABEL), most)
+
+
+def _clauses(text: str) -> list[str]:
+    return re.split(r"(?<=[.;]) ", text)
+
+
+def _first_clause(text: str) -> str:
+    return re.split(r": ", text, maxsplit=1)[0].rstrip(".")
+
+
+def _fewer(label: str | None, clauses: Sequence[str], most: int) -> Forms:
+    """Label clauses in at most `most` lines, the last of them left out in shorter forms; "" begins at the left."""
+    forms = []
+    for count in range(len(clauses), 0, -1):
+        *before, last = clauses[:count]
+        ended = Span(last.rstrip(";"), getattr(last, "role", ""))
+        text = (*(part for clause in before for part in (clause, " ")), ended)
+        forms.append(paragraph(text, rest="") if label is None else labelled(label, [text], LABEL))
     most = most if is_wide() else 2 * most
-    return _shorter_forms(labelled(label, [text for text in texts if text], LABEL), most)
+    return [form for form in forms if len(form) <= most] or [clipped(form, most) for form in forms[-1:]] or [[]]
 
 
-def _whole_sentences(label: str | None, text: str, most: int) -> Forms:
-    """Label a text in at most `most` lines, and in shorter forms that end where a sentence or a clause does.
-
-    Without a label it begins at the left.
-    """
-    clauses = re.split(r"(?<=[.;]) ", text)
-    forms = [
-        labelled(label, [" ".join(clauses[:count]).rstrip(";")], LABEL)
-        if label is not None
-        else paragraph(" ".join(clauses[:count]).rstrip(";"), rest="")
-        for count in range(len(clauses), 0, -1)
-    ]
-    most = most if is_wide() else 2 * most
-    return [form for form in forms if len(form) <= most] or [clipped(forms[-1], most)]
-
-
-def _evidence(rows: Sequence[tuple[str, str, str, str]]) -> Forms:
+def _evidence(rows: Sequence[Sequence[str]]) -> Forms:
     """Lay out rows of name, value, threshold and history, without the histories if they would break a name."""
-    lines = aligned(rows, 0, label="Evidence", width=LABEL, right=(1,))
-    if len(lines) > len(rows):
+
+    def lines(count: int) -> Lines:
+        return aligned(rows[:count], 0, label=label("evidence"), width=LABEL, right=(1,))
+
+    if len(lines(len(rows))) > len(rows):
         rows = [(*row[:3], "") for row in rows]
-    return [
-        aligned(rows[:count], 0, label="Evidence", width=LABEL, right=(1,)) for count in range(len(rows), 0, -1)
-    ] or [[]]
+    return [lines(count) for count in range(len(rows), 0, -1)] or [[]]
 
 
 def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
     """Build the parts about the first incident: impact, evidence, actions; of a fleet, the servers that have it."""
     finding, *others = answer.findings
+    headline, tree = headlines(report)[0], finding_parts(finding, report, words.time_format(report))
     diagnosis = finding.diagnosis
     where = words.place(diagnosis.subject)
-    if others:
-        place = _part("Example", [f"{where}; {plural(len(others), 'more server')} like it"], 2)
-    else:
-        place = _part("Where", [where], 2) if where not in verdicts(report)[0] else [[]]  # too long a name for line 1
-
-    earlier = [words.period([episode], report)[0] for episode in reversed(diagnosis.one_by_one[:-1])]
-    period = line_period(answer.findings, report)[0]
-    is_told = period in verdicts(report)[0] or "since" in verdicts(report)[0]
+    like_it = f"{where}; {plural(len(others), 'more server')} like it"
+    earlier = [words.period([episode], report).full for episode in reversed(diagnosis.one_by_one[:-1])]
+    period = line_period(answer.findings, report).full
     worse = f"; with it, {answer.worse}" if answer.worse else ""
     is_log = bool(report.observed.endings) and finding.failure is not None
-    rows = evidence_rows(diagnosis, culprits=True)
+    rows = tree["evidence"].rows
     if is_log:  # the cause says more than what every incident of its kind is
-        rows = [row for row in rows if row[1] not in ("yes", "no")]
-    evidence = _evidence(rows)
-
-    log: Forms = [[]]
-    if finding.quotes:  # the shorter forms cut the log line, but not its place
-        quote = finding.quotes[0]
-        file = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
-        texts = [words.quoted(finding)[0]]
-        room = line_width() - LABEL - 2
-        texts += [printable(quote.text, most - len(file)) + file for most in range(3 * room, room - 1, -room // 4)]
-        log = [form for text in texts if len(form := labelled("Log", [text], LABEL)) <= QUOTE]
-    sure = f"{finding.basis}{f' (line {finding.quotes[0].line})' if finding.quotes and finding.quotes[0].line else ''}"
-    means = finding.failure.means if finding.failure else ""
-    if finding.failure and finding.failure.seen:
-        sure += f", with: {finding.failure.seen}"
+        rows = evidence_rows([read for read in words.evidence(diagnosis) if read.condition.signal.unit != "bool"])
+    means = _clauses(finding.failure.means) if finding.failure else []
+    impact = paragraph(f"{answer.title}: {answer.impact}{worse}.", rest="")
+    ends = words.log_endings(report, "" if len(report.observed.endings) == 1 else "ends ")
     return {
-        "impact": _whole_sentences(None, means, 4)
-        if is_log
-        else _shorter_forms(paragraph(f"{answer.title}: {answer.impact}{worse}.", rest=""), 3 if worse else 2),
+        "impact": _fewer(None, means, 4) if is_log else _shorter_forms(impact, 3 if worse else 2),
         "blank": [[""], []],
         "servers": _fleet_part(report),
-        "where": place,
-        "when": _part("When", ["" if is_told else period], 2),
-        "episodes": _part("Episodes", [listed(earlier, separator="; ")], 2),
-        "evidence": evidence,
+        "where": _part("example", [like_it], 2) if others else _part("where", [where][headline.has_place :], 2),
+        "when": _part("when", [period][headline.has_start :], 2),
+        "episodes": _part("episodes", [listed(earlier, separator="; ")], 2),
+        "evidence": _evidence(rows[:MOST_EVIDENCE]),
         "normal": _normal_part(report),
-        "log": log,
-        "means": [[]] if is_log else _whole_sentences("Means", means, 4),
-        "ends": _part("Ends", words.log_endings(report, "" if len(report.observed.endings) == 1 else "ends "), 3),
-        **_action_parts(answer.actions),
-        "sure": [*_part("Sure", [sure if finding.basis else ""], 2), []],
+        "log": _log_part(finding),
+        "means": [[]] if is_log else _fewer(label("means"), means, 4),
+        "ends": _part("ends", ends, 3),
+        **_action_parts(tree, answer.actions),
+        "sure": [*(_part("sure", tree["sure"].texts, 2) if "sure" in tree else []), []],
     }
 
 
-def _action_parts(actions: Actions) -> dict[str, Forms]:
+def _log_part(finding: Finding) -> Forms:
+    """Quote the first log line; the shorter forms cut the line, but not its place."""
+    if not finding.quotes:
+        return [[]]
+    quote = finding.quotes[0]
+    file = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
+    room = line_width() - LABEL - 2
+    cut = [printable(quote.text, most - len(file)) + file for most in range(3 * room, room - 1, -room // 4)]
+    forms = (labelled(label("log"), [text], LABEL) for text in (words.quoted(finding)[0], *cut))
+    return [form for form in forms if len(form) <= QUOTE]
+
+
+def _action_parts(tree: Parts, actions: Actions) -> dict[str, Forms]:
     """Build the parts about the actions: what needs no restart, the fix, and the command to be pasted."""
-    now, texts, cost = actions.now, list(actions.advice[:1]), ""
-    if now:
-        texts.append(f"{words.change(now)}   {now.text}" if now.fix.command else now.text)
-        cost = _trade_off(now)
-    parts = {
-        "do now": _part("Next time" if actions.is_over else "Do now", texts, 5),
-        "cost": [labelled("", [cost] if cost else [], LABEL), []],
-    }
+    parts: dict[str, Forms] = {}
 
-    if proposal := actions.fix:
-        fix = proposal.fix
-        head = words.change(proposal) or proposal.text.rstrip(".")
-        if fix.name or "start" not in head:
-            head += "; restart needed" if fix.restart else "; no restart"
-        rest = (_trade_off(proposal), words.effects(fix).get("Rollback", ""), words.needs(proposal))
-        purpose = f"{_before_colon(proposal.text)}." if fix.name else ""
+    def brief(fact: ReportPart) -> str:
+        return fact._replace(texts=[_first_clause(joined(fact.texts[0]))]).sentence
+
+    if now := tree.get("do_now"):
+        texts = [*now.texts[:1], *(text for each in now.parts for text in each.texts)]
+        cost = [brief(fact) for each in now.parts for fact in each.of("trade_off")]
+        parts["do now"] = _shorter_forms(labelled(now.label, texts, LABEL), 5 if is_wide() else 10)
+        parts["cost"] = [labelled("", cost, LABEL), []]
+    if fix := actions.fix:
+        drawn = tree["fix"]
+        (facts,) = drawn.parts
+        change = words.command(words.change(fix))
+        restart = [f"{fact.label.lower()} {joined(fact.texts[0])}" for fact in facts.of("restart") if change]
+        head = [Span(f"{change};", "command"), *restart] if change else _clauses(fix.text)
+        costs = [brief(fact) for name in ("trade_off", "rollback", "needs") for fact in facts.of(name)]
+        purpose = [f"{_first_clause(fix.text)}."] if change and fix.text else []
         parts |= {
-            "fix": _whole_sentences("Fix" if texts or proposal.changes else "Do now", head, 6),
-            "purpose": [labelled("", [purpose] if purpose else [], LABEL), []],
-            "trade-off": _whole_sentences("", " ".join(text for text in rest if text), 4),
+            "fix": _fewer(drawn.label, head, 6),
+            "purpose": [labelled("", purpose, LABEL), []],
+            "trade-off": _fewer("", costs, 4),
         }
-
-    if actions.relaunch:
-        lines = continued(pasted(actions.relaunch), f"  {'Relaunch':<{LABEL}}", rest=" " * 4)
-        edit = words.change(actions.fix) if actions.fix else ""
-        elsewhere = labelled("Relaunch", [f"in the launch command: {edit} (--verbose prints it whole)"], LABEL)
-        shortest = labelled("Relaunch", ["--verbose prints the launch command with this change"], LABEL)
-        parts["relaunch"] = [*([lines] if lines else []), elsewhere, shortest]
+    if relaunch := tree.get("relaunch"):
+        lines = continued(pasted(actions.relaunch), f"  {relaunch.label:<{LABEL}}", rest=" " * 4)
+        edit = words.command(words.change(actions.fix)) if actions.fix else ""
+        told: list[Text] = [
+            ("in the launch command: ", edit, " (--verbose prints it whole)"),
+            "--verbose prints the launch command with this change",
+        ]
+        forms = [labelled(relaunch.label, [text], LABEL) for text in told]
+        parts["relaunch"] = [*([lines] if lines else []), *forms]
     return parts
 
 
@@ -254,29 +276,29 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
             # line 1 has the name of the only server
             where = words.where(diagnosis, with_server=len(report.servers) > 1)
             is_whole = diagnosis.ongoing and diagnosis.since is None  # line 1 has how long the servers were observed
-            period = "" if is_whole else words.period([diagnosis], report)[1]
+            period = "" if is_whole else words.period([diagnosis], report).brief
             text = ", ".join(filter(None, (words.titled(diagnosis.incident), where, period)))
-            rows.append((diagnosis.severity, text))
+            rows.append((Span(diagnosis.severity, diagnosis.severity.upper()), text))
         for count in range(min(len(rows), ROWS), 0, -1):
             rest = [f"and {len(rows) - count:,} more"] if count < len(rows) else []
-            form = [*aligned(rows[:count], 1, label="Also", width=LABEL), *labelled("", rest, LABEL)]
+            form = [*aligned(rows[:count], 1, label=label("also"), width=LABEL), *labelled("", rest, LABEL)]
             also = [*filter(None, also), form]
 
     return {
-        "ceiling": [*_part("GPU limits", words.ceilings(report)[:1], 2), []],
+        "ceiling": [*_part("gpu_limits", words.ceilings(report)[:1], 2), []],
         "also": also,
-        "ruled out": _names("Ruled out", [] if is_told else ruled_out),
-        "not ruled out": _names("Possible", [] if is_told else possible),
-        "unknown": _part("Unknown", _reasons_not_judged(report) if report.verdict != "unknown" else [], 2),
-        "note": _part("Note", _with_short_names(coverage.notes(report), report), 4 if report.observed.endings else 2),
-        "not seen": _part("Not seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
-        "more": _part("More", [f"--verbose, --html report.html{runbook}"], 2),
+        "ruled out": _names("ruled_out", [] if is_told else ruled_out),
+        "not ruled out": _names("possible", [] if is_told else possible),
+        "unknown": _part("unknown", _reasons_not_judged(report) if report.verdict != "unknown" else [], 2),
+        "note": _part("note", coverage.notes(report), 4 if report.observed.endings else 2),
+        "not seen": _part("not_seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
+        "more": _part("more", [f"--verbose, --html report.html{runbook}"], 2),
     }
 
 
-def _names(label: str, names: Sequence[str]) -> Forms:
+def _names(name: str, names: Sequence[str]) -> Forms:
     """Label a list of names, and shorter forms that end with the number of names left out."""
-    forms = [labelled(label, [listed(list(names), most=count)], LABEL) for count in range(len(names), 0, -1)]
+    forms = [_part(name, [listed(list(names), most=count)], 9)[0] for count in range(len(names), 0, -1)]
     return [*([form for form in forms if len(form) <= 2] or forms[-1:]), []]
 
 
@@ -295,7 +317,13 @@ def _fleet_part(report: Report) -> Forms:
     rows = []
     for (verdict, incidents), names in ill.items():
         titles = ", ".join(words.titles(incidents.split(", "), report))
-        rows.append((verdict, titles, listed(names, most=NAMED if max(map(len, names)) < NAME // 2 else 2)))
+        rows.append(
+            (
+                Span(verdict, verdict.upper()),
+                titles,
+                listed(names, most=NAMED if max(map(len, names)) < NAME // 2 else 2),
+            )
+        )
     forms = []
     for count in range(min(len(rows), ROWS), 0, -1):
         left = sum(map(len, list(ill.values())[count:]))
@@ -305,16 +333,7 @@ def _fleet_part(report: Report) -> Forms:
 
 
 def _normal_part(report: Report) -> Forms:
-    return _part("Normal", _with_short_names(coverage.normality(report)[:3], report), 3)
-
-
-def _trade_off(proposal: Proposal) -> str:
-    return f"Trade-off: {_before_colon(proposal.fix.risk)}." if proposal.fix.risk else ""
-
-
-def _before_colon(text: str) -> str:
-    """Return a sentence up to its colon, without the details behind it."""
-    return text.partition(": ")[0].rstrip(".")
+    return _part("normal", coverage.normality(report)[:3], 3)
 
 
 def _reasons_not_judged(report: Report) -> list[str]:
@@ -322,11 +341,3 @@ def _reasons_not_judged(report: Report) -> list[str]:
     whose = ((each.why, in_words(each.subject) if each.subject else "") for each in report.not_judged)
     reasons = words.grouped((escaped(why), shortened(escaped(name), NAME)) for why, name in whose)
     return [f"{listed(names)}: {why}" if any(names) else why for why, names in reasons.items()]
-
-
-def _with_short_names(texts: Iterable[str], report: Report) -> list[str]:
-    shown = list(texts)
-    for name in report.servers:
-        if len(name) > NAME:
-            shown = [text.replace(name, shortened(name, NAME)) for text in shown]
-    return shown

@@ -8,12 +8,13 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from diag.core.formatting import escaped, moment
 from diag.diagnosis.report import Report
+from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import answers, verdicts
 from diag.report.layout import NARROWEST, WIDTH, columns
@@ -31,22 +32,13 @@ if TYPE_CHECKING:
 COLOUR_ANYWHERE = {"FORCE_COLOR", "TTY_COMPATIBLE"}
 """Environment variables that make rich treat any output as a terminal."""
 STYLES = {
-    r"^CRITICAL +\w*": "bold red",
-    r"^WARNING +\w*": "bold yellow",
-    r"^HEALTHY": "bold green",
-    r"^CANNOT TELL": "bold magenta",
-    r"^NO (?:INCIDENT|FAILURE) FOUND": "bold blue",
-    r"^  (?:Do now|Fix|Relaunch)(?= {2})": "bold cyan",
-    r"^  [A-Z][A-Za-z ]{1,12}(?= {2})": "bold",
-    r"^  [a-z][a-z -]{0,14}(?= )": "dim",
-    r"^  (?:Ruled out|Not seen|More) {2}.*$": "dim",
-    r"\bcritical(?=  )": "red",
-    r"\bwarning(?=  )": "yellow",
-    r"(?<=  )\S+(?: \S+)?(?=  +(?:[<>]=?|=) )": "bold",
-    r"[▁▂▃▄▅▆▇█·]{2,}": "yellow",
-    r"(?:remove )?--[a-z][a-z0-9.-]+ .*-> \S+|remove --[a-z][a-z0-9.-]+": "bold",
+    **{"CRITICAL": "bold red", "WARNING": "bold yellow", "HEALTHY": "bold green", "CANNOT TELL": "bold magenta"},
+    **dict.fromkeys((coverage.NO_INCIDENT, coverage.NO_FAILURE), "bold blue"),
+    **{"UNKNOWN": "magenta", "GONE": "magenta", "label": "bold", "aside": "dim"},
+    **dict.fromkeys(("label do_now", "label next_time", "label fix", "label relaunch"), "bold cyan"),
+    **{"value": "bold", "history": "yellow", "command": "bold"},
 }
-"""Highlighted parts of a report: a pattern in a line, and its style."""
+"""The style of a part of a line by its role; a label without a style of its own has that of all."""
 GONE = ": its server is no longer there, so this does not mean that it was fixed"
 
 
@@ -55,8 +47,12 @@ GONE = ": its server is no longer there, so this does not mean that it was fixed
 
 def render(report: Report, *, verbose: bool = False, quiet: bool = False) -> str:
     """Render the report as plain text, one line break at its end: short, full, or its first line alone."""
+    return "\n".join(_lines(report, verbose=verbose, quiet=quiet)) + "\n"
+
+
+def _lines(report: Report, *, verbose: bool, quiet: bool) -> list[str]:
     if quiet:
-        return verdicts(report)[0] + "\n"
+        return verdicts(report)[:1]
     return full_report(report) if verbose else short_report(report)
 
 
@@ -64,20 +60,24 @@ def write(report: Report, *, verbose: bool = False, quiet: bool = False) -> None
     """Print the report, coloured if standard output is a terminal that wants it."""
     width = shutil.get_terminal_size((WIDTH, 24)).columns  # COLUMNS, the terminal, or WIDTH for a file or a pipe
     with columns(max(width, NARROWEST), local=sys.stdout.isatty()):
-        text = render(report, verbose=verbose, quiet=quiet)
+        lines = _lines(report, verbose=verbose, quiet=quiet)
     if sys.stdout.isatty() or not os.environ.keys().isdisjoint(COLOUR_ANYWHERE):
-        _console().print(styled(text), end="", soft_wrap=True)
+        _console().print(styled(lines), soft_wrap=True)
     else:
-        sys.stdout.write(text)
+        sys.stdout.write("\n".join(lines) + "\n")
 
 
-def styled(plain: str) -> "Text":
-    """Return the text of a report with its styles; nothing in it is markup."""
+def styled(lines: Sequence[str]) -> "Text":
+    """Return lines of a report with the styles of their parts; nothing in them is markup."""
     from rich.text import Text
 
-    text = Text(plain)
-    for pattern, style in STYLES.items():
-        text.highlight_regex(f"(?m){pattern}", style)
+    text = Text("\n".join(lines))
+    start = 0
+    for line in lines:
+        for first, last, role in getattr(line, "roles", ()):
+            style = STYLES.get(role) or STYLES.get(role.partition(" ")[0], "")
+            text.stylize(style, start + first, start + last)
+        start += len(line) + 1
     return text
 
 

@@ -15,8 +15,10 @@ from diag.report import sentences as words
 from diag.report.documents import fields, headed, json_text
 from diag.report.json import observed
 from diag.report.layout import paragraph
+from diag.report.markdown import drawn as drawn_in_markdown
 from diag.report.markdown import escape
-from diag.report.parts import LabelledPart, in_markdown, plain
+from diag.report.plain_text import drawn
+from diag.report.spans import ReportPart
 from diag.verify.changes import CLEAR, GATEWAY_LIMIT, Bounds, UserMetric
 from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
 from diag.verify.load import Load, mostly_idle
@@ -72,12 +74,12 @@ def _named(diagnosis: Diagnosis) -> str:
 # -- the parts of a server, for every form ----------------------------------------------------------------------------
 
 
-def _parts(server: ServerComparison) -> Iterator[LabelledPart]:
+def _parts(server: ServerComparison) -> Iterator[ReportPart]:
     first = server.first
     if first:
-        yield LabelledPart("verdict", [f"{first.verdict}: {first.because}"])
+        yield ReportPart("verdict", [f"{first.verdict}: {first.because}"])
     others = [outcome for outcome in server.outcomes if outcome is not first]
-    yield LabelledPart(
+    yield ReportPart(
         "also",
         [f"{o.before.incident.id} on {words.place(o.before.subject)}: {o.verdict}: {o.because}" for o in others],
     )
@@ -87,7 +89,7 @@ def _parts(server: ServerComparison) -> Iterator[LabelledPart]:
             values = ("not set" if value is None else value or "set" for value in (change.before, change.after))
             changes.append(f"{change.name} {' -> '.join(values)}{' (derived by vLLM)' if change.derived else ''}")
     unchanged = "no difference is known: flags, launch command, version and GPUs look the same"
-    yield LabelledPart("changed", changes or [unchanged])
+    yield ReportPart("changed", changes or [unchanged])
     if first:
         yield from _fix_parts(first, bool(changes))
 
@@ -97,30 +99,30 @@ def _parts(server: ServerComparison) -> Iterator[LabelledPart]:
         "user-visible",
         [(metric.name, _values(metric), "" if server.reasons else marks[metric.change]) for metric in measured],
     )
-    yield LabelledPart(
+    yield ReportPart(
         "new incidents",
         [f"{_named(new)} on {words.place(new.subject)}: {new.incident.impact}" for new in server.new_incidents],
     )
     yield _load_part(server)
     if unknown := [change.name for change in server.changes if not change.known]:
         names = listed(unknown, most=MOST_FLAGS)
-        yield LabelledPart("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
-    yield LabelledPart("note", server.notes)
+        yield ReportPart("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
+    yield ReportPart("note", server.notes)
 
 
-def _table(label: str, rows: Sequence[tuple[str, str, str]]) -> LabelledPart:
+def _table(label: str, rows: Sequence[tuple[str, str, str]]) -> ReportPart:
     """Return rows of a name, before -> after, and a remark."""
-    return LabelledPart(label, rows=rows, head=(label, "before -> after", ""))
+    return ReportPart(label, rows=rows, head=(label, "before -> after", ""))
 
 
-def _fix_parts(outcome: IncidentOutcome, changed: bool) -> Iterator[LabelledPart]:
+def _fix_parts(outcome: IncidentOutcome, changed: bool) -> Iterator[ReportPart]:
     """Yield the known fixes that a change applies, and the signals that should change or changed clearly."""
     if changed:
         incident, fixes = outcome.before.incident.id, []
         for applied in outcome.applied_fixes:
             proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
             fixes.append(f"{applied.name} fixes {incident}: {applied.fix.effect}{proposed}")
-        yield LabelledPart("known fix", fixes or [f"none: the change is no known fix of {incident}"])
+        yield ReportPart("known fix", fixes or [f"none: the change is no known fix of {incident}"])
 
     promised = {condition for applied in outcome.applied_fixes for condition in applied.fix.expects}
     telling = [
@@ -151,10 +153,10 @@ def _values(metric: UserMetric) -> str:
     return " -> ".join(texts)
 
 
-def _load_part(server: ServerComparison) -> LabelledPart:
+def _load_part(server: ServerComparison) -> ReportPart:
     before, after = server.loads
     if not before.measured or not after.measured:
-        return LabelledPart("load", ["not measured on both sides"])
+        return ReportPart("load", ["not measured on both sides"])
     measured = (
         ("requests arriving / s", before.arrivals, after.arrivals),
         ("requests in flight (mean)", before.in_flight, after.in_flight),
@@ -174,9 +176,9 @@ def _title(server: ServerComparison) -> str:
     return " -> ".join(dict.fromkeys((server.before, server.after)))
 
 
-def _sources(verification: Verification) -> LabelledPart:
+def _sources(verification: Verification) -> ReportPart:
     sides = (("before", verification.before), ("after", verification.after))
-    return LabelledPart("compared", [f"{when}: {coverage.source(report, moment)}" for when, report in sides])
+    return ReportPart("compared", [f"{when}: {coverage.source(report, moment)}" for when, report in sides])
 
 
 # -- plain text and Markdown ------------------------------------------------------------------------------------------
@@ -186,16 +188,16 @@ def render(verification: Verification) -> str:
     """Render the comparison as plain text of at most 100 columns, one line break at its end."""
     lines = [line for head in headlines(verification) for line in paragraph(head)]
     for server in verification.servers:
-        lines += ["", *paragraph(_title(server)), *plain(_parts(server))]
-    return "\n".join([*lines, "", *plain([_sources(verification)])]) + "\n"
+        lines += ["", *paragraph(_title(server)), *drawn(_parts(server))]
+    return "\n".join([*lines, "", *drawn([_sources(verification)])]) + "\n"
 
 
 def render_markdown(verification: Verification) -> str:
     """Render the comparison as GitHub-flavoured Markdown, one line break at its end."""
     blocks = [f"**{escape(line)}**" for line in headlines(verification)]
     for server in verification.servers:
-        blocks += [f"## {escape(_title(server))}", *in_markdown(_parts(server))]
-    return "\n\n".join([*blocks, *in_markdown([_sources(verification)])]) + "\n"
+        blocks += [f"## {escape(_title(server))}", *drawn_in_markdown(_parts(server))]
+    return "\n\n".join([*blocks, *drawn_in_markdown([_sources(verification)])]) + "\n"
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Text from a server is a `Text`, never markup, and already harmless to a terminal
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -21,8 +21,9 @@ from diag.http.client import run_in_thread
 from diag.report.layout import WIDTH, shortened
 from diag.report.terminal import laid_out, styled
 from diag.top.frame import Feed, Frame, ServerRow
-from diag.top.texts import ORDERS, View, render, shown_columns, shown_rows, summary
+from diag.top.texts import ORDERS, View, page, shown_columns, shown_rows, summary
 
+Answer = TypeVar("Answer")
 LOOK_EVERY = 0.5
 """Seconds between two looks at the last frame; a key repaints at once."""
 VERDICT_STYLES = {
@@ -198,19 +199,19 @@ class TopApp(App[None]):
         found = shown_rows(frame.rows, self._view)
         lines = summary(frame, self._view, len(found), self.size.width - 2)
         paused = Text("PAUSED  ", style="reverse") if self._paused else Text()
-        base.query_one("#summary", Static).update(Text.assemble(styled("\n".join(lines[:2])), "\n", paused, lines[2]))
+        base.query_one("#summary", Static).update(Text.assemble(styled(lines[:2]), "\n", paused, lines[2]))
         self.servers.show(found, frame.rows, self._view)
         if not isinstance(screen, ServerScreen):
             return
         row, width = self._row(screen.instance), min(self.size.width - MARGIN, WIDTH)
 
-        def show(page: str) -> None:
+        def show(lines: Sequence[str]) -> None:
             if screen.is_attached:
-                screen.show(styled(page))
+                screen.show(styled(lines))
 
-        self._in_background(lambda: render(frame, row, width) if row else "this server is no longer there", show)
+        self._in_background(lambda: page(frame, row, width) if row else ["this server is no longer there"], show)
 
-    def _in_background(self, work: Callable[[], str], show: Callable[[str], None]) -> None:
+    def _in_background(self, work: Callable[[], Answer], show: Callable[[Answer], None]) -> None:
         """Do slow work in a thread that nothing waits for, not even the end of the view."""
 
         def run() -> None:

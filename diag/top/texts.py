@@ -172,8 +172,8 @@ def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
         f"order: {view.order}",
         f"{found} with '{printable(view.text, 20)}'" if view.text else "",
     ]
-    lines = [escaped(line) for line in (first, meaning, "  ".join(filter(None, status)))]
-    return [line if len(line) <= width else f"{line[: width - 1]}…" for line in lines]
+    below = [escaped(line) for line in (meaning, "  ".join(filter(None, status)))]
+    return [first, *(line if len(line) <= width else f"{line[: width - 1]}…" for line in below)]
 
 
 class PartMeasure(NamedTuple):
@@ -204,11 +204,11 @@ Part = tuple[str, ...]
 """The label values of a GPU or process."""
 
 
-def render(frame: Frame, row: ServerRow, width: int) -> str:
-    """Render the page in `width` columns; it queries, so it does not run in the thread that draws."""
+def page(frame: Frame, row: ServerRow, width: int) -> list[str]:
+    """Return the lines of the page in `width` columns; it queries, so it does not run in the thread that draws."""
     queries = frame.queries
     with columns(width):
-        lines = full_report(server_report(frame.report, row.instance)).rstrip().splitlines()
+        lines = full_report(server_report(frame.report, row.instance))
 
         minutes = [
             (measure.title, quantity(row.values[key], measure.unit), bars(row.history.get(key, ()), HISTORY))
@@ -235,7 +235,7 @@ def render(frame: Frame, row: ServerRow, width: int) -> str:
             for (role, rank, pid), cells in _parts(queries, row.instance, OF_PROCESSES, ("role", "rank", "pid")).items()
         ]
         lines += _part_table("processes", ("", "", "", *(measure.title for measure in OF_PROCESSES)), processes)
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def server_report(report: Report, instance: str) -> Report:

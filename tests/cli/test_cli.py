@@ -499,6 +499,10 @@ def test_invalid_time_is_refused(option: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_speed_that_is_no_number_is_refused() -> None:
+    assert diag("replay", CASCADE, "--speed=nan").returncode == 64
+
+
 @pytest.mark.parametrize("name", ["no.such.host.invalid", "no.such.host.invalid/monday", "my recording"])
 def test_mistyped_recording_is_reported_as_a_missing_file(name: str) -> None:
     done = diag("doctor", name, "--for", "0")

@@ -92,7 +92,7 @@ def test_a_value_is_shown_with_its_source_and_with_conflicts(tmp_path: Path) -> 
     assert re.search(r"--block-size +16 +/metrics: cache_config_info; launch command has 32", "\n".join(lines))
     assert re.search(r"--kv-cache-dtype +fp8 +/metrics: cache_config_info", "\n".join(lines))
     assert re.search(r"--watermark +0 +default of 0\.32\.0$", "\n".join(lines), re.M)
-    assert not any(line.startswith("  note") for line in lines), "it stands with the setting"
+    assert not any(line.startswith("  Note") for line in lines), "it stands with the setting"
 
 
 def test_a_flag_whose_value_is_not_shown_is_no_default(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_vllms_own_estimate_comes_first_and_needs_no_model(tmp_path: Path) -> No
 def test_unknown_gpu_or_model_has_no_ceiling(tmp_path: Path, beside: tuple[Beside, ...]) -> None:
     found = report(tmp_path, *beside)
     assert not found.ceilings
-    assert "GPU limits" not in short_report(found)
+    assert "GPU limits" not in "".join(short_report(found))
     assert json.document(found)["ceilings"] == []
 
 
@@ -146,10 +146,10 @@ def test_short_report_has_the_engine_nearest_to_its_ceiling(tmp_path: Path) -> N
     found = report(tmp_path, LLAMA, gpu(0), engines=2)
     calm, busy = found.ceilings
     found = found._replace(ceilings=(calm, busy._replace(bandwidth=0.9)))
-    lines = [line for line in short_report(found).splitlines() if "GPU limits" in line]
+    lines = [line for line in short_report(found) if "GPU limits" in line]
     assert [line.split(":1 ")[1][:15] for line in lines] == ["engine 1: 90 % "]
     assert len(sentences.ceilings(found)) == 2
-    assert len(short_report(found).splitlines()) <= 20
+    assert len(short_report(found)) <= 20
 
 
 def test_a_ramp_names_the_resource_that_a_full_step_lacks(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def row(label: str) -> str:
 
 
 def test_a_server_that_cannot_be_judged_is_named_with_the_reason() -> None:
-    assert row("unknown").startswith("r11:8000: /metrics never answered")
-    assert row("not judged") == "nearly all incidents on r11:8000"
+    assert row("Unknown").startswith("r11:8000: /metrics never answered")
+    assert row("Not judged") == "nearly all incidents on r11:8000"
 
 
 def short(servers: tuple[str, ...], name: str = ":8000") -> list[str]:

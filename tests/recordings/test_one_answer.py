@@ -11,14 +11,18 @@ from support.paths import ALL_RECORDINGS
 from support.reports import judged
 from support.sampling import some
 
+from diag.artefacts.generate import files
 from diag.commands import doctor
 from diag.commands.mcp import answers as mcp
 from diag.commands.observe import ObserveOptions
+from diag.core.contract import Contract
 from diag.core.formatting import clock, moment, pasted
+from diag.knowledge.catalog import load
 from diag.report import html, layout, markdown, terminal
 from diag.report import json as report_json
 from diag.report import sentences as words
 from diag.report.answer import ReportAnswer, answers, fleet_rows
+from diag.report.spans import joined, labels
 from diag.report.svg import plot, shared_axis
 
 ALL = sorted(path.name for path in ALL_RECORDINGS)
@@ -79,7 +83,7 @@ def test_every_surface_has_the_same_verdict_incident_start_action_and_fix(name: 
     for found in (machine, agent):
         assert (found["incident"], found["since"], found["where"]) == (answer.incident, answer.since, answer.where)
         assert found["do_now"] == answer.actions.do_now
-        assert found["fix"] == (words.action(answer.actions.fix) if answer.actions.fix else None)
+        assert found["fix"] == (joined(words.action(answer.actions.fix)) if answer.actions.fix else None)
     assert answer.since is not None
     for surface, text in shown_on.items():
         is_terminal = surface in ("terminal", "verbose")
@@ -132,7 +136,7 @@ def test_the_report_fits_the_window(name: str, width: int) -> None:
         whole = terminal.render(report, verbose=True).splitlines()
     assert max(map(len, lines)) <= width
     words_of = set(re.findall(r"[A-Za-z_]{4,30}", terminal.render(report, verbose=True)))
-    ends = [re.search(r"([A-Za-z_]{4,})$", line) for line in whole if "relaunch" not in line]
+    ends = [re.search(r"([A-Za-z_]{4,})$", line) for line in whole if "Relaunch" not in line]
     assert {found[1] for found in ends if found} <= words_of, "a word is broken at the end of a line"
 
 
@@ -168,3 +172,39 @@ def test_json_has_the_vital_signs_of_every_server() -> None:
     (signs,) = json.loads(report_json.render(judged("healthy")))["vitals"]
     assert signs["server"] == "127.0.0.1:8100"
     assert {"running", "waiting", "kv", "ttft50", "itl50"} <= signs["now"].keys()
+
+
+RARE = {
+    *("ends", "episodes", "example", "first_sign", "gpu_limits", "missing", "needs", "normal", "not_computed"),
+    *("slo", "timeline", "unknown"),
+}
+"""Labels that the recordings below do not need."""
+
+
+def test_a_label_changed_in_one_place_is_changed_on_every_surface(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("kv_cascade", "tp2_long_stall", "engine_dead", "healthy", "startup_hang", "fail_max_model_len")
+    old = {(name, surface): text for name in names for surface, text in shown_surfaces(name).items()}
+    before = dict(labels())
+    after = {name: f"Q{at:02}{'z' * (len(words) - 3)}" for at, (name, words) in enumerate(before.items())}
+    for name, other in after.items():
+        monkeypatch.setitem(labels(), name, other)  # type: ignore[arg-type]
+    new = {(name, surface): text for name in names for surface, text in shown_surfaces(name).items()}
+    for label, other in after.items():
+        for place, text in new.items():
+            assert text.count(other) == 0 or before[label] in old[place], (label, place)
+            assert not re.search(rf"(?<!\w ){before[label]}: ", text), (label, place)
+    assert {label for label, other in after.items() if other not in " ".join(new.values())} <= RARE
+    lines = "".join(terminal.render(judged(name), verbose=verbose) for name in names for verbose in (False, True))
+    assert not re.findall(rf"(?m)^  (?:{'|'.join(before.values())})  ", lines)
+
+    incidents = load()
+    made = files(incidents, Contract(), per_incident=True)
+    runbook = made["runbooks/kv_eviction_cascade.md"]
+    assert all(f"*{after[name]}*: " in runbook for name in ("effect", "trade_off", "rollback"))
+    assert all(f"## {after[name]}\n" in runbook for name in ("do_now", "fix", "do_not"))
+    assert {section["title"] for section in mcp.runbook(runbook, "", False)["sections"]} >= {
+        after["fix"],
+        after["do_not"],
+    }
+    assert f"*{after['do_now']}:*" in made["alerts/templates/diag.tmpl"]
+    assert f"**{after['do_now']}**" in made["dashboards/kv_eviction_cascade.json"]

@@ -187,7 +187,7 @@ def test_a_launch_command_that_does_not_fit_is_left_to_the_verbose_form(tmp_path
 @pytest.mark.parametrize("name", ALL)
 def test_no_line_of_the_verbose_form_is_wider_than_100_columns_but_one_to_paste(name: str) -> None:
     lines = printed(name, verbose=True).splitlines()
-    long = [line for line in lines if len(line) > layout.WIDTH and not line.startswith("  relaunch ")]
+    long = [line for line in lines if len(line) > layout.WIDTH and not line.startswith("  Relaunch ")]
     assert [line for line in long if not re.fullmatch(r" *https?://\S+", line)] == []  # an address is not broken
 
 

@@ -73,8 +73,8 @@ def test_enter_opens_the_full_report_of_a_server(feed: RecordedFeed) -> None:
     async def look() -> None:
         feed.goes_on()
         async with shown(feed, (120, 200)) as (_, pilot):
-            page = "\n".join(await press(pilot, "enter", shows="evidence"))
-            for part in ("CRITICAL  kv_eviction_cascade", "evidence", "ruled out", "fix ", "last minutes", "TTFT p95"):
+            page = "\n".join(await press(pilot, "enter", shows="Evidence"))
+            for part in ("CRITICAL  kv_eviction_cascade", "Evidence", "Ruled out", "Fix ", "last minutes", "TTFT p95"):
                 assert part in page
             assert "r2:8000" not in page
             page = "\n".join(await press(pilot, "escape", "down", "enter", shows="sw_thermal"))
@@ -92,7 +92,7 @@ def test_idle_is_not_shown_as_a_throttle_reason(tmp_path: Path) -> None:
     pages = rewriting.changed(last_minute("gpu_thermal_throttling"), idle)
     frame = RecordedFeed(read(rewriting.write(tmp_path, pages))).latest
     assert frame
-    page = texts.render(frame, frame.rows[0], 120)
+    page = "\n".join(texts.page(frame, frame.rows[0], 120))
     assert "sw_thermal" in page
     assert "gpu_idle" not in page
 

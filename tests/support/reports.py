@@ -10,7 +10,7 @@ from diag.commands.observe import ObserveOptions, look, site
 from diag.diagnosis.report import Report
 from diag.report import json as as_json
 
-_LISTS = re.compile(r"\n {19}(?:absent|need more telemetry): .*(?:\n {19}.*)*|\n  not judged .*(?:\n {19}.*)*")
+_LISTS = re.compile(r"\n {19}(?:absent|need more telemetry): .*(?:\n {19}.*)*|\n  Not judged .*(?:\n {19}.*)*")
 _COUNTS = re.compile(r"\(\d+\s+checked\s+on\s+[\d,]+\s+servers?(?:;\s+\d+\s+needs?\s+more\s+telemetry)?\)")
 
 

@@ -155,7 +155,7 @@ def test_every_fix_comes_with_its_trade_off_and_rollback(incident: Incident) -> 
     text = section(incident, "Fix")
     for number, fix in enumerate(incident.fixes, 1):
         item = text.partition(f"\n{number}. ")[2].partition(f"\n{number + 1}. ")[0]
-        assert fix.change.replace("{value}", "`N`") in item and f"*Effect*: {fix.effect}" in item
+        assert fix.change.replace("{value}", "`N`") in item and f"*Expected effect*: {fix.effect}" in item
         assert all(part in item for part in (fix.risk, *releases(fix.flag, fix.versions)))
         assert fix.rollback in item.replace("`", "")
         assert ("Needs a restart." if fix.restart else "No restart.") in item

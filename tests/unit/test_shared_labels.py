@@ -14,6 +14,7 @@ from diag.report import sentences as words
 from diag.sources.prometheus.properties import DRIVER, GPU, MODEL, VERSION, Properties, Property
 
 POOL, ZONE, CLUSTER = (Property("label", name) for name in ("pool", "zone", "cluster"))
+QUEUED = "Requests queue while the KV cache has room (queue_saturation)"
 
 
 def names(count: int, first: int = 0) -> tuple[str, ...]:
@@ -53,7 +54,7 @@ def test_a_label_that_nearly_all_ill_and_few_healthy_servers_have_is_found_with_
     found = shared_labels([group(43, 157)], {Property("label", "room"): rooms})
     assert counts(found) == [("room", "warm", 40, 43, 2, 157)]
     assert sentence(found[0]) == (
-        'queue_saturation on 43 servers: 40 of 43 have room="warm"; 2 of the 157 healthy servers do.'
+        f'{QUEUED} on 43 servers: 40 of 43 have room="warm"; 2 of the 157 healthy servers do.'
     )
 
 
@@ -99,7 +100,7 @@ def test_most_specific_label_of_equal_sets_is_named_with_the_others_beside_it() 
     (found,) = shared_labels([group(6, 94)], properties)
     assert [found.property, *(item for item, _ in found.also)] == [POOL, DRIVER, VERSION, ZONE, CLUSTER]
     assert sentence(found) == (
-        'queue_saturation on 6 servers: all 6 have pool="x" (also GPU driver x, vLLM x, zone="x" and 1 more); '
+        f'{QUEUED} on 6 servers: all 6 have pool="x" (also GPU driver x, vLLM x, zone="x" and 1 more); '
         "0 of the 94 healthy servers do."
     )
 
@@ -136,7 +137,7 @@ def test_the_label_with_the_larger_difference_is_named() -> None:
 )
 def test_each_property_has_its_sentence(item: Property, value: str, text: str) -> None:
     (found,) = shared_labels([group(6, 94)], {item: column((value, 6), ("other", 94))})
-    assert sentence(found) == (f"queue_saturation on 6 servers: all 6 {text}; 0 of the 94 healthy servers do.")
+    assert sentence(found) == (f"{QUEUED} on 6 servers: all 6 {text}; 0 of the 94 healthy servers do.")
 
 
 def test_servers_are_not_called_healthy_if_something_could_not_be_judged() -> None:
@@ -193,7 +194,7 @@ def test_hours_of_few_servers_are_not_reported_if_chance_explains_them() -> None
 
 def test_hours_over_midnight_are_one_window() -> None:
     (found,) = shared_labels([group(8, 2, (23, 0))], {})
-    assert sentence(found) == "queue_saturation began between 23:00 and 01:00 UTC on all 8 servers."
+    assert sentence(found) == f"{QUEUED} began between 23:00 and 01:00 UTC on all 8 servers."
 
 
 # -- which servers are compared ---------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ from diag.core.incident import Incident
 from diag.knowledge.formulas import rule_set
 from diag.knowledge.incidents.contract_breached import incident as slo_violated
 from diag.knowledge.signals import bandwidth_share
+from diag.report.spans import label
 
 NO, YES = 10, 11
 """The states of a condition that is true or false, beside those of an alert."""
@@ -393,7 +394,7 @@ def incident_page(
         supporting[incident.crash] = "A server that answers again had crashed, and was not restarted on purpose,"
     steps = [*incident.mitigate, *incident.do_not]
     actions = grafana.text(
-        f"**{incident.severity}**: {incident.impact}.\n\n**Do now**\n\n"
+        f"**{incident.severity}**: {incident.impact}.\n\n**{label('do_now')}**\n\n"
         + "\n".join(f"- {step}" for step in steps)
         + f"\n\nFixes and when each applies: the runbook, `diag explain {incident.id}`."
     )

@@ -18,6 +18,7 @@ from diag.report import coverage, verify
 from diag.report import json as report_json
 from diag.report import sentences as words
 from diag.report.answer import verdicts
+from diag.report.spans import label
 from diag.verify.compare import Verification
 
 Document = dict[str, Any]
@@ -26,7 +27,6 @@ _OBSERVED = ("source", "target", "start", "end", "scrapes", "failed_scrapes")
 _ANSWER = ("incident", "where", "since", "when", "is_over", "do_now", "fix", "do_not")
 _FIX = ("kind", "change", "trade_off", "restart", "rollback", "check_first")
 _READING = ("signal", "value", "comparison", "threshold", "unit")
-_TO_ACT = ("Impact", "Meaning", "Do now", "Fix", "Do not")
 _SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _MOST_NORMAL = 3
 COMPACT, DETAILED = 2_000, 20_000
@@ -113,7 +113,8 @@ def runbook(markdown: str, section: str, detail: bool) -> Document:
     sections = {title: text.strip() for title, text in zip(parts[::2], parts[1::2], strict=True)}
     wanted = [title for title in sections if section and section.lower() in title.lower()]
     if not section and not detail:
-        wanted = [title for title in sections if title in _TO_ACT]
+        to_act = ("Impact", "Meaning", *map(label, ("do_now", "fix", "do_not")))
+        wanted = [title for title in sections if title in to_act]
     chosen = wanted or list(sections)
     return _without_empty(
         {
