@@ -12,13 +12,13 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 import yaml
+from support import sarif
 
 from diag.commands import preflight
 from diag.commands.lint import LintOptions, run
 from diag.commands.options import PreflightOptions
 from diag.core.errors import BadUsage, NoFile, NoLaunch
 
-SCHEMA = Path(os.environ.get("DIAG_CACHE", Path.home() / ".cache" / "diag")) / "sarif-schema-2.1.0.json"
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
 IMAGE = "image: vllm/vllm-openai:v0.25.1"
 
@@ -374,15 +374,13 @@ def test_formats_for_ci_name_file_line_and_rule(tmp_path: Path) -> None:
     assert formatted(file, "json") == run([str(file)], LintOptions(), as_json=True)[0]
 
 
-@pytest.mark.skipif(not SCHEMA.is_file(), reason=f"{SCHEMA} is missing: .ci/components downloads it")
 def test_sarif_is_valid(tmp_path: Path) -> None:
-    schema = json.loads(SCHEMA.read_text())
     (tmp_path / "c.yaml").write_text(REPOSITORY)
     (tmp_path / "q.sh").write_text("vllm serve 'm")
     for target in (tmp_path, tmp_path / "c.yaml"):
-        jsonschema.validate(json.loads(formatted(target, "sarif")), schema)
+        jsonschema.validate(json.loads(formatted(target, "sarif")), sarif.SCHEMA)
     command = run("vllm serve m --swap-space 4", LintOptions(form="sarif"), as_json=False)[0]
-    jsonschema.validate(json.loads(command), schema)
+    jsonschema.validate(json.loads(command), sarif.SCHEMA)
 
 
 def test_the_action_and_the_hook_run_lint(tmp_path: Path) -> None:
