@@ -239,8 +239,9 @@ def _action_parts(tree: Parts, actions: Actions) -> dict[str, Forms]:
         drawn = tree["fix"]
         (facts,) = drawn.parts
         change = words.command(words.change(fix))
-        restart = [f"{fact.label.lower()} {joined(fact.texts[0])}" for fact in facts.of("restart") if change]
-        head = [Span(f"{change};", "command"), *restart] if change else _clauses(fix.text)
+        *clauses, last = [Span(f"{change};", "command")] if change else _clauses(fix.text)
+        restart = [f"{fact.label.lower()} {joined(fact.texts[0])}" for fact in facts.of("restart")]
+        head = [*clauses, last if change or not restart else f"{last.rstrip('.')};", *restart]
         costs = [brief(fact) for name in ("trade_off", "rollback", "needs") for fact in facts.of(name)]
         purpose = [f"{_first_clause(fix.text)}."] if change and fix.text else []
         parts |= {
