@@ -139,7 +139,7 @@ def test_sigterm_ends_the_exporter(tmp_path: Path) -> None:
 
 def test_the_doctor_judges_the_exporters_page(tmp_path: Path) -> None:
     """A T4 at 84 C that has throttled since the start, in front of a page that does not move."""
-    hot = scripted_nvml.T4 | {"temperature": 84, "clock_sm": 900}
+    hot = scripted_nvml.T4 | {"temperature": 84, "clock_sm": 700}
 
     def heat(seconds: float) -> dict[str, object]:
         return hot | {"throttled_sw_thermal": int(seconds * 1e9), "reasons": 0x20}

@@ -56,7 +56,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nod
 
 
 def hot(seconds: float) -> Gpu:
-    return {**BUSY, "reasons": 0x40, "throttled_hw_thermal": int(seconds * 1e9), "clock_sm": 1400}
+    return {**BUSY, "reasons": 0x40, "throttled_hw_thermal": int(seconds * 1e9), "clock_sm": 900}
 
 
 def braked(seconds: float) -> Gpu:

@@ -471,7 +471,7 @@ def test_persisting_critical_incident_decides_over_an_ended_one(tmp_path: Path) 
             tmp_path / name, [(t, at, page + scenarios.text(t - start, page, (gpu,))) for t, at, page in BASE]
         )
 
-    found = verified(beside(hot(1100e6), "hot"), beside(gpu(), "cool"))
+    found = verified(beside(hot(900e6), "hot"), beside(gpu(), "cool"))
     (server,) = found.servers
     assert {each.before.incident.id: each.verdict for each in server.outcomes}["gpu_thermal_throttling"] == "fixed"
     assert {each.before.severity for each in server.outcomes} == {"critical"}

@@ -178,7 +178,8 @@ def test_incident_is_absent_if_any_single_guard_is_false(
 ) -> None:
     pages = re.changed(re.scrapes(recording), lambda page: re.with_value(page, series, value))
     report = judged(re.write(tmp_path, pages))
-    assert absent not in {each.diagnosis.incident.id for each in report.present}
+    told = {each.diagnosis.incident.id for each in report.present if each.diagnosis.severity != "info"}
+    assert absent not in told  # what held for less than its incident's `hold` is an info
 
 
 def test_short_prompts_are_enough_to_rule_contention_out_after_a_stall(tmp_path: Path) -> None:
