@@ -189,7 +189,7 @@ def gpus(
     as_json: bool = False,
     configuration: ConfigurationOptions,
 ) -> None:
-    """Judge the GPUs of this host, with or without a server: throttling, faults, links, and who holds their memory."""
+    """Judge the GPUs of this host, also without a server: throttling, faults, lanes of PCIe, and who holds memory."""
     from diag.commands.gpus import run
     from diag.report.gpus import STATUS, render, render_json
 
@@ -454,12 +454,11 @@ def lint(
     Every server of a file is judged. Nothing is started. Exit status: 0 no warning, 1 warnings or a file of several
     that could not be read, 2 errors, 65 no launch of vLLM found, 66 no such file.
     """
-    from dataclasses import replace
-
     from diag.commands.lint import LintOptions, run
 
-    where = LintOptions(vllm_version, python, ignore or (), contract, gpu=gpu, here=here)
-    options = replace(where, every=every, only=only, form=form)
+    options = LintOptions(
+        vllm_version, python, ignore or (), contract, gpu=gpu, here=here, every=every, only=only, form=form
+    )
     text, status = run(command, options, as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)

@@ -28,6 +28,8 @@ from diag.sources.observation import Origin, observation
 from diag.vllm.flags.registry import default, versions
 
 _CHECKS = ("memory_errors", "pcie_width", "power_limit", "persistence_mode", "idle_temperature")
+_SHOW_HEALTH = ("memory_errors", "pcie_width")
+"""Checks without which a GPU is not called healthy; a temperature before any load is no part of a busy GPU's health."""
 _SEVERITIES: Mapping[str, Severity] = {"fail": "critical", "warn": "warning"}
 _OF_A_GPU = ("instance", "gpu")
 _NOT_BUSY = 0.05
@@ -115,7 +117,7 @@ def _series(labels: Mapping[str, str]) -> str:
 
 def _judged(number: str, samples: GpuSamples, report: Report, contract: Contract) -> JudgedGpu:
     of_gpu = [found for found in report.findings if dict(found.diagnosis.subject).get("gpu") == number]
-    findings = []
+    findings, unseen = [], [found.diagnosis.incident.id for found in of_gpu if found.diagnosis.state == "unknown"]
     for found in of_gpu:
         if found.diagnosis.state == "present" and RANK[found.diagnosis.severity]:
             do = next(iter(choose_actions(found, report).do_now), "")
@@ -125,6 +127,7 @@ def _judged(number: str, samples: GpuSamples, report: Report, contract: Contract
     facts = PreflightFacts(contract, (), versions()[-1], gpus=samples)
     for check in (CHECKS[name] for name in _CHECKS if name not in contract.preflight.ignore):
         for result in results(check, facts):
+            unseen += [check.id] * (result.state == "not checked" and check.id in _SHOW_HEALTH)
             if severity := _SEVERITIES.get(result.state):
                 message = result.message.removeprefix(f"GPU {number} ").removesuffix(f" on GPU {number}")
                 findings.append(GpuFinding(check.id, severity, message, result.do))
@@ -133,7 +136,6 @@ def _judged(number: str, samples: GpuSamples, report: Report, contract: Contract
         for labels, value in samples.get("diag_gpu_process_memory_bytes", ())
         if labels["pid"] != "0"
     ]
-    unseen = [found.diagnosis.incident.id for found in of_gpu if found.diagnosis.state == "unknown"]
     hidden = sum(process.memory for process in processes if process.role == "unknown")
     if hidden >= MUCH_MEMORY * sum(value for _, value in samples.get("diag_gpu_memory_total_bytes", ())) > 0:
         unseen = sorted({*unseen, "gpu_memory_contended"})  # its owner may be the server to come, or a stranger

@@ -50,7 +50,7 @@ class GpuProcess(NamedTuple):
 
 
 class JudgedGpu(NamedTuple):
-    """A GPU: its labels, what is wrong, who holds its memory, the incidents that could not be judged, its values.
+    """A GPU: its labels, what is wrong, who holds its memory, the incidents and checks without an answer, its values.
 
     `values` are the last samples, by the name of the series; `is_judged` is False if no incident could be judged.
     """
@@ -65,7 +65,7 @@ class JudgedGpu(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The worst of its findings; without one, "healthy" if every incident was judged, "unknown" if none was."""
+        """The worst of its findings; else "healthy" if nothing was left unseen, "unknown" if no incident was judged."""
         if self.findings:
             return max((finding.severity for finding in self.findings), key=lambda severity: RANK[severity])
         return "unknown" if not self.is_judged else "no_incident" if self.not_seen else "healthy"

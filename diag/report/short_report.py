@@ -240,7 +240,8 @@ def _action_parts(tree: Parts, actions: Actions) -> dict[str, Forms]:
         (facts,) = drawn.parts
         change = words.command(words.change(fix))
         *clauses, last = [Span(f"{change};", "command")] if change else _clauses(fix.text)
-        restart = [f"{fact.label.lower()} {joined(fact.texts[0])}" for fact in facts.of("restart")]
+        needed = facts.of("restart") if change or "start" not in fix.text else ()  # advice may say so itself
+        restart = [f"{fact.label.lower()} {joined(fact.texts[0])}" for fact in needed]
         head = [*clauses, last if change or not restart else f"{last.rstrip('.')};", *restart]
         costs = [brief(fact) for name in ("trade_off", "rollback", "needs") for fact in facts.of(name)]
         purpose = [f"{_first_clause(fix.text)}."] if change and fix.text else []

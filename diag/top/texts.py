@@ -169,8 +169,8 @@ def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
         f"NOT UPDATED: {frame.lost}" if frame.lost else "",
         count_verdicts([row.verdict for row in frame.rows]),
         clock(frame.at),
-        f"order: {view.order}",
         f"{found} with '{printable(view.text, 20)}'" if view.text else "",
+        f"order: {view.order}",
     ]
     below = [escaped(line) for line in (meaning, "  ".join(filter(None, status)))]
     return [first, *(line if len(line) <= width else f"{line[: width - 1]}…" for line in below)]

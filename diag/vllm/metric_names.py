@@ -19,6 +19,7 @@ SUFFIX = re.compile(r"(?:_(?:total|bucket|sum|count|created))+$")
 _BEGINNINGS = {"vllm:spec_decode", "vllm:diffusion"}
 """Strings that select metrics by how their names begin."""
 Releases = tuple[str, str]
+_OLDEST = "0.6.0"
 
 
 class Names(NamedTuple):
@@ -76,9 +77,6 @@ def reads(version: str, name: str) -> bool:
     first, last = variables().get(name, ("", ""))
     is_from = release(first) <= max(release(version), release(_OLDEST))
     return bool(first) and is_from and (last == newest() or release(version) <= release(last))
-
-
-_OLDEST = "0.6.0"
 
 
 def in_source(package: Path, names: Names = METRICS) -> set[str]:

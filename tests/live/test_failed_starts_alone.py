@@ -55,7 +55,7 @@ STARTS = {
     "heads": Failed(("--tensor-parallel-size", "3"), "heads_not_divisible", "--tensor-parallel-size 1 or 2"),
     "tokenizer": Failed((), "tokenizer_needs_package", "tokenizer.json", breaks=without_tokenizer),
     "architecture": Failed((), "model_type_unknown", "Upgrade vLLM", breaks=of_an_unknown_kind),
-    "killed": Failed((), "process_killed engine_process_vanished", "dmesg", kills=True),
+    "killed": Failed((), "process_killed engine_process_vanished engine_ended_before_its_worker", "dmesg", kills=True),
 }
 
 

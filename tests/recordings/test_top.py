@@ -104,7 +104,7 @@ def test_keys_sort_filter_choose_columns_and_open_the_runbook(feed: RecordedFeed
             assert servers(await press(pilot, "s")) == ["r0:8000", "r1:8000", "r2:8000", "r3:8000"]
             lines = await press(pilot, "slash", *"therm")
             assert servers(lines) == ["r2:8000"]
-            assert "order: name  1 wit" in lines[2]
+            assert "1 with 'therm'" in lines[2]
             assert servers(await press(pilot, "enter")) == ["r2:8000"]
             assert "temp" in "".join((await press(pilot, "g"))[3:5])
             await press(pilot, "o", shows="VllmGpuThermalThrottling")

@@ -48,10 +48,9 @@ incident = Incident(
     ),
     escalates=signals.clock_loss.above(
         0.5,
-        reported(
-            "a clock lower by 20.5 % cost 5.2 % of the throughput, and a power limit alone takes 31 % of an H100's; at "
-            "half the clock prefill, which computes all the time, takes twice as long",
-            "https://github.com/noonghunna/club-3090/issues/178",
+        judged(
+            "at half the clock prefill, which computes all the time, takes twice as long; a clock lower by 20.5 % cost "
+            "5.2 % of the throughput (noonghunna/club-3090#178), and a power limit alone takes 31 % of an H100's"
         ),
     ),
     explains=("contract_breached",),
