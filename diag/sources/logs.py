@@ -144,7 +144,8 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
                 samples.pop()
             log.withdrawn = None
         if served and at - before > EVERY and samples and at >= horizon:
-            samples.extend(_quiet(samples[-1][1], load, before, at))
+            now_known = states.load_at if states.load.dumped_at == at else load
+            samples.extend(_quiet(samples[-1][1], now_known, before, at))
         is_due = not samples or (at >= horizon and at - samples[-1][0] >= DUE * EVERY)
         told = log.current.states.run.root_cause.reason  # it may come behind the line that shows the failure
         if at and (is_due or told not in ("", reason)):
