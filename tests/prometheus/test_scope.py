@@ -67,7 +67,7 @@ def test_the_live_view_shows_the_servers_of_a_prometheus(server: Server) -> None
             assert well.split()[:3] == ["well:8000", "healthy", "busy"]
             assert "█" in well
             await top_views.press(pilot, "r", shows="nothing is recorded")
-            await top_views.press(pilot, "enter", shows="ruled out")
+            await top_views.press(pilot, "enter", shows="Trade-off")
 
     top_views.run(look())
 

@@ -75,11 +75,11 @@ def judged(server: prometheus_server.Server) -> Report:
 
 def test_six_ill_servers_of_one_pool_are_one_finding_with_their_pool(of_pools: prometheus_server.Server) -> None:
     report = judged(of_pools)
-    sentence = f'{HOT} on 6 servers: all 6 have pool="b"; 0 of the 14 healthy servers do.'
+    sentence = f'GPU thermal throttling ({HOT}) on 6 servers: all 6 have pool="b"; 0 of the 14 healthy servers do.'
     assert words.shared(report) == [sentence]
 
     short = terminal.render(report).splitlines()
-    assert short[1] == sentence
+    assert " ".join(map(str.strip, short[1:3])) == sentence
     (row,) = (line for line in short if line.startswith("  warning"))
     assert f"({HOT})" in row and 'pool="b":' in row
     assert terminal.render(report, verbose=True).count(f"  warning  {HOT}-") == 6
@@ -203,7 +203,8 @@ def test_sites_that_throttle_at_noon_are_one_finding_with_their_cooling_and_the_
     present = [finding.diagnosis for finding in report.present]
     assert {(each.incident.id, each.severity, each.ongoing) for each in present} == {(HOT, "info", False)}
     sentence = (
-        f'{HOT} on 40 servers (ended): all 40 have cooling="air"; 0 of the 60 healthy servers do. '
+        f"GPU thermal throttling ({HOT}) on 40 servers (ended): "
+        'all 40 have cooling="air"; 0 of the 60 healthy servers do. '
         "It began between 11:00 and 13:00 UTC on all 40 servers."
     )
     assert words.shared(report) == [sentence]

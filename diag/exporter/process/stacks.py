@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from diag.core.files import parse_json
 from diag.exporter.process.kernel import read_file
 from diag.exporter.process.server import Owner
-from diag.exporter.process.table import HALTED
+from diag.exporter.process.table import halted_state
 
 TIMEOUT = 10.0
 """Seconds that one dump may take."""
@@ -65,9 +63,7 @@ def take(owners: Mapping[int, Owner]) -> list[ProcessStack]:
 
 
 def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
-    halted = ""
-    with suppress(psutil.Error):
-        halted = HALTED.get(psutil.Process(pid).status(), "")
+    halted = halted_state(pid)
     waits = read_file(f"/proc/{pid}/wchan")
     called = read_file(f"/proc/{pid}/syscall").split(" ")[0]
     stack = ProcessStack(pid, owner, halted, kernel=waits if waits not in ("", "0") else f"system call {called or '?'}")

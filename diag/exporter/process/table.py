@@ -197,6 +197,14 @@ def read_from(folder: str) -> None:
     psutil.PROCFS_PATH = folder
 
 
+def halted_state(pid: int) -> str:
+    """Return in which way a process is halted, as HALTED names it; "" if it is not, or its state cannot be read."""
+    try:
+        return HALTED.get(psutil.Process(pid).status(), "")
+    except psutil.Error:
+        return ""
+
+
 def _argv(process: psutil.Process) -> tuple[str, ...]:
     """Return the command line; its first word is the title if there is one, and a zombie has no words."""
     try:

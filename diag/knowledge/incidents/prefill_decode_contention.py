@@ -7,7 +7,7 @@ from diag.knowledge import shared_fixes
 TUNING = "https://docs.vllm.ai/en/latest/configuration/optimization.html#chunked-prefill"
 DISAGGREGATED = "https://docs.vllm.ai/en/latest/features/disagg_prefill.html"
 PAUSED = measured(
-    "18-100 % with stalls, 0 once fixed, at most 8 % on other servers with long prefills", "contention_bigbatch"
+    "18-100 % with stalls, 0 once fixed, less than a tenth on other servers with long prefills", "contention_bigbatch"
 )
 HARDLY_PAUSES = signals.paused_share.at_most(0.12, PAUSED)
 CHUNKED = signals.chunked_prefill_is_off.at_most(
