@@ -19,6 +19,7 @@ from diag.diagnosis.proposals import Running, by_failure, by_search, is_on_rocm,
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, verdict_of
+from diag.diagnosis.roll_call import stand_in_dump
 from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.formulas import expanded
@@ -31,6 +32,7 @@ from diag.vllm.command.free_text import hidden
 LOG_ENDS, WHY = REASONS["log_ends"], REASONS["incidents"]
 ENDS_ILL = {"failed": "its start failed", "dead": "its engine died"}
 """Ends of a log that are a failure of the server itself."""
+DUMP_OF = re.compile(r"VLLM_STACK_DUMP_for_(?P<role>[a-z]{1,20})_(?P<rank>\d{1,7})_(?P<pid>\d{1,10})\.log")
 STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due to (?P<reason>[^\n]{1,60})")
 FAILING, START_FAILED = "requests_failing", "startup_failed"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
@@ -320,7 +322,7 @@ def _log_report(
             if ending.state in ENDS_ILL and accepted.ignored:
                 not_judged.append(_accepted(ENDS_ILL[ending.state], accepted))
             elif name in still or ending.state in LOG_ENDS:
-                not_judged.append(NotJudged(_why_unknown(ending), (("instance", name),)))
+                not_judged.append(NotJudged(_why_unknown(ending, name), (("instance", name),)))
     return Report(
         observed=observed._replace(notes=tuple(notes), defects=(*observed.defects, *claims(queries, "survived"))),
         verdict=verdict_of(told, not_judged, seen),
@@ -344,7 +346,7 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"
 
 
-def _why_unknown(ending: LogEnding) -> str:
+def _why_unknown(ending: LogEnding, name: str) -> str:
     """Return why a log alone does not show the health of its server."""
     shows, last, nearby = REASONS["log_shows"], ending.last, ending.context.nearby
     if ending.waits:
@@ -360,9 +362,11 @@ def _why_unknown(ending: LogEnding) -> str:
     if ending.state == "lost":
         if any(line.event == ANSWERS for line in ending.lines):
             return shows["request_alone"]
-        if dump := STACK_DUMP.search(nearby):
-            frame = re.search(r'File "[^"]*/(vllm/[^"]+)", line (\d+) in (\w+)', nearby)
-            place = f" Its innermost frame in vLLM: {frame[1]}:{frame[2]}, {frame[3]}." if frame else ""
+        if dumps := list(STACK_DUMP.finditer(nearby)):
+            dump, stands = dumps[-1], stand_in_dump(nearby)
+            of = DUMP_OF.search(name)
+            who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"
+            place = f" {who} {hidden(stands)}." if stands else ""
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""
     return LOG_ENDS[ending.state].format(last=last, usual=usual)

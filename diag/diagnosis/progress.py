@@ -161,6 +161,8 @@ def _judge_engine(last: _LastValues) -> Judgement:
             state, reason = "asleep", f"{depth}; {WHY['wakes_up']}"
         elif last.engine(signals.scheduler_paused):
             state, reason = "asleep", WHY["paused"]
+        elif last.instance(signals.waits_for_recovery):
+            state, reason = "asleep", WHY["recovers"]
         elif last.engine(signals.changes_under_way):
             state, reason = "asleep", WHY["changes"]
         elif last.engine(signals.requests_not_admitted):

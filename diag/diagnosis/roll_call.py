@@ -127,7 +127,7 @@ def roll_call(server: str, dumps: Sequence[Sequence[ProcessStack]], works: bool)
 
 def _standing(stack: ProcessStack, before: ProcessStack | None) -> Standing:
     owner = stack.owner
-    wait, frame = _wait_of(stack.frames)
+    wait, frame = wait_of(stack.frames)
     waits, next_step = (wait.waits, wait.next) if wait else ("runs", "")
     if stack.halted:
         waits, next_step = HALTED[stack.halted]
@@ -158,7 +158,7 @@ def _standing(stack: ProcessStack, before: ProcessStack | None) -> Standing:
     )
 
 
-def _wait_of(frames: Sequence[StackFrame]) -> tuple[Wait | None, StackFrame | None]:
+def wait_of(frames: Sequence[StackFrame]) -> tuple[Wait | None, StackFrame | None]:
     """Return the wait of a stack, and the frame to print: where it waits for another process, else the innermost."""
     texts = [f"{frame.file}:{frame.function}" for frame in frames]
     best: tuple[int, Wait] | None = None
@@ -172,6 +172,17 @@ def _wait_of(frames: Sequence[StackFrame]) -> tuple[Wait | None, StackFrame | No
         return None, frames[0] if frames else None
     at, wait = best
     return wait, frames[at if wait.waited_for else 0]
+
+
+def stand_in_dump(text: str) -> str:
+    """Return where the main thread stands in the last dump of Python's faulthandler, which writes that thread last.
+
+    "waits for the workers' answers in acquire_read (shm_broadcast.py:864)"; "" if the text has no thread.
+    """
+    thread = re.split(r"^(?:Current thread|Thread) 0x\w+[^\n]*\n", text, flags=re.MULTILINE)[1:][-1:]
+    calls = re.findall(r'^  File "([^"\n]+)", line (\d{1,7}) in (\S+)', "".join(thread), re.MULTILINE)
+    wait, frame = wait_of([StackFrame(function, file, int(line)) for file, line, function in calls])
+    return f"{wait.waits if wait else 'runs'} in {frame.place}" if frame else ""
 
 
 def _awaited(waiting: Standing, standing: Sequence[Standing]) -> set[int]:

@@ -132,6 +132,11 @@ LINE = re.compile(
 ABORTED = re.compile(r"Request \S{1,200} aborted\.")
 """What vLLM says of a client that gave up (0.8 and later, with --enable-log-requests)."""
 
+DUMPED = re.compile(
+    r"\[Watchdog\]Dumped stack to .{1,300}?VLLM_STACK_DUMP_for_engine_(?P<engine>\d{1,5})_\d+\.log due to feed"
+)
+"""What the watchdog of an engine says that has stood still with requests in flight (0.33); it lets an idle one be."""
+
 
 def reports_tokens(text: str) -> bool:
     """Return True for a stats line of an engine that has processed tokens."""
@@ -154,7 +159,7 @@ class EngineLoad:
     output_tokens: float = 0.0
     highest_usage: float = 0.0
     is_still: bool = False
-    """True if the line reported no token, in a release that falls silent then."""
+    """True if the line reported no token, in a release that falls silent then, or the watchdog says so."""
 
     def read(self, line: re.Match[str], at: float) -> None:
         """Take the next line: its throughputs are the means since the line that was due before it."""
@@ -188,6 +193,8 @@ class LoadLines:
         """Answers before the last stats line that reported tokens: a stream is answered before its first token."""
         self._uncounted = 0
         """Estimated answers before the first line of the access log."""
+        self.dumped_at = 0.0
+        """Unix time at which an engine was said to have stood still since its last stats line."""
         self.lines = 0
         """Stats lines read so far, and starts."""
 
@@ -200,6 +207,8 @@ class LoadLines:
         """Read a stats line; `answers` are the successful ones of the access log so far, None without any answer."""
         line = LINE.match(text)
         if line is None:
+            if (dump := DUMPED.match(text)) and (load := self.engines.get(str(int(dump["engine"])))):
+                load.is_still, self.dumped_at = True, at
             if ABORTED.match(text) and len(self.engines) == 1:
                 next(iter(self.engines.values())).give_up()
             return

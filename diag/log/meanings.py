@@ -17,6 +17,7 @@ from diag.core.log_events import (
     QUOTED,
     SHM_BROADCAST_WAIT,
     SHUT_DOWN,
+    STACK_DUMPED,
     WORKER_DIED,
 )
 from diag.log.corroboration import LINGERS, RESOLUTION, SURVIVED
@@ -258,6 +259,8 @@ class LineMeanings:
         if pattern.name == DRAIN_STARTED:
             seconds = float(read_values(pattern, line.text).get("seconds", 0.0))
             run.shutdown.drains_until = at + min(seconds, LONGEST_DRAIN) + LINGERS
+        if pattern.name == STACK_DUMPED:
+            self._server.load.read(line.text, at, self._server.answers.succeeded)
         if pattern.name == CUT_AT_SHUTDOWN and not pattern.numbers:
             self._server.cut_off("streams", at)
             return

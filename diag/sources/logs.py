@@ -35,7 +35,7 @@ OF_OTHERS = re.compile(
 )
 OF_CHOICES = re.compile(
     r"[Bb]ackend|Initializing an? |non-default args|detected platform|loading took|weights took|NCCL version"
-    r"|Available KV cache memory|Unknown vLLM environment|compute capability|Encoder cache will"
+    r"|Available KV cache memory|Unknown vLLM environment|compute capability|Encoder cache will|>>> Call stack dump #"
 )
 """Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
 SAME_END = 600.0
@@ -144,7 +144,8 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
                 samples.pop()
             log.withdrawn = None
         if served and at - before > EVERY and samples and at >= horizon:
-            samples.extend(_quiet(samples[-1][1], load, before, at))
+            now_known = states.load_at if states.load.dumped_at == at else load
+            samples.extend(_quiet(samples[-1][1], now_known, before, at))
         is_due = not samples or (at >= horizon and at - samples[-1][0] >= DUE * EVERY)
         told = log.current.states.run.root_cause.reason  # it may come behind the line that shows the failure
         if at and (is_due or told not in ("", reason)):

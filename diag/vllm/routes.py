@@ -9,7 +9,7 @@ GENERATING_ROUTES = "|".join(
     )
 )
 """Routes whose requests generate tokens; /v1/realtime is a websocket, which is not counted."""
-POOLING_ROUTES = "/v1/embeddings|/v2/embed|/pooling|/classify|(/v1|)/score|(/v1|/v2|)/rerank"
+POOLING_ROUTES = "/v1/embeddings|/v1/decisions|/v2/embed|/pooling|/classify|(/v1|)/score|(/v1|/v2|)/rerank"
 """Routes of embedding, scoring and classifying models; one answer may be many requests of the engine."""
 _SERVED = re.compile(f"{GENERATING_ROUTES}|{POOLING_ROUTES}")
 _MEANT = re.compile(

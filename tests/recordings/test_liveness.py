@@ -119,6 +119,18 @@ def test_a_server_that_is_paused_or_gone_gets_no_requests_and_is_not_restarted()
     assert (silent.alive, silent.ready, silent.readiness) == (True, False, "vLLM's /metrics does not answer")
 
 
+def test_an_engine_that_waits_for_recovery_is_not_restarted_and_gets_no_requests() -> None:
+    """Its requests were aborted, and new ones wait: without the line of its log it would be a stall after 2 minutes."""
+    seen = hung_at("healthy", 60)
+    begun = seen[-1][0] - 150
+    event = "diag_vllm_log_event_last_timestamp_seconds"
+    logged = f'{event}{{event="engine_fault_held"}} {begun}\n{event}{{event="engine_fault_over"}} 0\n'
+    start = f"diag_vllm_startup_last_progress_timestamp_seconds {begun - 60}\n"
+    told = healths((at, who, f"{page}diag_vllm_up 1\n{start}{logged if at >= begun else ''}") for at, who, page in seen)
+    assert all(health.alive for _, health in told)
+    assert not told[-1][1].ready and "/fault_tolerance/apply" in told[-1][1].readiness
+
+
 def test_state_of_a_server_without_counters_cannot_be_told() -> None:
     """Requests in flight alone do not show whether any token moves."""
 

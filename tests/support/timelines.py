@@ -332,6 +332,7 @@ HOSTS: dict[str, tuple[str, tuple[Beside, ...], tuple[Beside, ...]]] = {
     "crash_loop": ("", (log("load_weights", {}, start=LEAD), crashed(3), workers(1.0)), ()),
     "cuda_graph_capture_hang": ("", (log("cuda_graph_capture", CAPTURE, start=LEAD), TWO, workers(1.0, 1.0)), ()),
     "elastic_scaling": ("healthy", (log("ready", {}, 600, LEAD, elastic_scaling_started=-1),), ()),
+    "engine_awaits_recovery": ("healthy", (log("ready", {}, 600, LEAD, engine_fault_held=-1),), ()),
     "engine_device_fault": ("engine_dead", (log("ready", {}, 600, LEAD, engine_dead=-2, cuda_error=-1),), ()),
     "experts_unbalanced": ("healthy", (eplb(20_000, 50_000),), (eplb(20_000, 23_000),)),
     "gpu_fault": ("healthy", (gpu(0), gpu(1, up=0)), CALM),

@@ -306,3 +306,37 @@ def test_times_that_would_be_later_than_the_log_are_of_another_zone(monkeypatch:
     assert zone == UTC
     assert "read as UTC" in notes[0]
     assert (old, none) == (None, ())
+
+
+def dump(second: float, reason: str = "feed timeout") -> str:
+    file = "/d/VLLM_STACK_DUMP_for_engine_0_88.log"
+    return f"(EngineCore pid=88) INFO {at(second)} [watch_dog.py:101] [Watchdog]Dumped stack to {file} due to {reason}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict", "found"),
+    [
+        ((*busy(30, 110), dump(410)), "critical", ["engine_stalled"]),
+        ((*busy(30, 110), dump(410), *busy(420, 1_500)), "no_incident", ["engine_stalled"]),
+        ((*busy(30, 110), dump(410, "shutdown")), "no_incident", []),
+        ((*busy(30, 110), stats(110, 1.0, 1.0, 0, 0), dump(410)), "no_incident", []),
+    ],
+    ids=["stalled", "over", "on request", "idle"],
+)
+def test_a_dump_of_the_watchdog_tells_that_the_silence_before_it_was_a_stall(
+    tmp_path: Path, lines: tuple[str, ...], verdict: str, found: list[str]
+) -> None:
+    report = report_on(tmp_path, list(lines))
+    assert (report.verdict, incidents(report)) == (verdict, found)
+
+
+def fault(second: float, text: str, level: str = "WARNING") -> str:
+    return f"(EngineCore pid=88) {level} {at(second)} [engine_core_sentinel.py:86] [FT] {text}"
+
+
+def test_an_engine_that_waits_for_recovery_is_told_until_it_goes_on(tmp_path: Path) -> None:
+    held = [*busy(30, 110), fault(112, "Busy loop raised RuntimeError. Waiting for recovery.")]
+    report = report_on(tmp_path, held)
+    assert (report.verdict, incidents(report)) == ("critical", ["engine_awaits_recovery"])
+    recovered = report_on(tmp_path, [*held, fault(140, "Engine 0 status -> HEALTHY", "INFO"), *busy(150, 400)])
+    assert incidents(recovered) == []

@@ -1,6 +1,9 @@
 """The process that the others wait for, from the stacks of processes as vLLM 0.32 and earlier releases have them."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +127,34 @@ def test_a_thread_that_holds_the_interpreters_lock_is_named() -> None:
     dump = [replace(stack(2, "engine", "0", "handler (a.py:1)"), holder="Thread-7")]
     (standing,) = roll_call("h:1", [dump, dump], works=False).standing
     assert standing.waits == "runs, while its thread Thread-7 holds the interpreter's lock"
+
+
+DUMPED = """
+import faulthandler, sys, threading, time
+def spin(): time.sleep(60)
+for _ in range(40): threading.Thread(target=spin, daemon=True).start()
+def step():
+    with open(sys.argv[1], "a") as file:
+        for number in (1, 2):
+            file.write(f"\\n>>> Call stack dump #{number} at {time.ctime()} due to feed timeout\\n\\n")
+            faulthandler.dump_traceback(file=file, all_threads=True)
+            file.write("\\n" + "=" * 64 + "\\n")
+threading.Thread(target=lambda: (time.sleep(0.5), step()), name="watchdog").start()
+sys.path.insert(0, sys.argv[2])
+import shm_broadcast
+shm_broadcast.acquire_read()
+"""
+"""Writes what ThreadedWatchDog.dump_stack of vLLM 0.33's utils/watch_dog.py writes, with many threads beside."""
+
+
+def test_a_dump_of_vllms_watchdog_names_the_process_and_the_call_of_its_main_thread(tmp_path: Path) -> None:
+    (tmp_path / "shm_broadcast.py").write_text("import time\ndef acquire_read():\n    time.sleep(3)\n")
+    file = tmp_path / "VLLM_STACK_DUMP_for_worker_1_4242.log"
+    subprocess.run([sys.executable, "-c", DUMPED, str(file), str(tmp_path)], check=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-m", "diag", "doctor", str(file)], capture_output=True, text=True, check=False
+    )
+    said = " ".join(ran.stdout.split())
+    assert ran.returncode == 3
+    assert "'feed timeout'" in said
+    assert "The main thread of worker 1 (PID 4242) runs in acquire_read (shm_broadcast.py:3)" in said

@@ -1,8 +1,10 @@
 """Requests are in flight and the engine makes no progress, or one of its processes is stopped."""
 
 from diag import signals
-from diag.incident import Fix, Incident, LookAlike, judged, measured
+from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 from diag.knowledge import shared_fixes
+
+WATCHDOG = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/utils/watch_dog.py"
 
 incident = Incident(
     id="engine_stalled",
@@ -30,6 +32,7 @@ incident = Incident(
     ),
     supports=(
         signals.requests_without_progress.at_least(1, measured("no token was processed for 42 s", "engine_stalled")),
+        signals.stack_dumped.at_least(1, documented("it dumps a process that was not fed in time", WATCHDOG)),
     ),
     looks_like=(
         LookAlike(
@@ -59,6 +62,13 @@ incident = Incident(
     explains=("queue_saturation", "kv_pool_saturated", "replicas_unbalanced", "requests_aborted", "contract_breached"),
     fixes=(
         *shared_fixes.LET_GO_ON,
+        Fix.without_restart(
+            change="Read the file that the [Watchdog] line of the log names, with diag doctor FILE: it has the call in "
+            "which the process stands.",
+            effect="it names the call that does not return, without a tool on the host",
+            only_if=(signals.stack_dumped.at_least(1, judged("without a dump there is no file")),),
+            why=documented("the file has the stacks of all threads", WATCHDOG),
+        ),
         shared_fixes.SAVE_STACKS,
         Fix(
             change="Take the server out of rotation and restart it: no stalled engine has been seen to recover by "

@@ -18,6 +18,7 @@ LEAST_SHARE = 0.3
 SINCE_START = (
     "engine_death",
     events.ENGINE_START_FAILED,
+    events.FAULT_HELD,
     events.SCALING_STARTED,
     events.SCHEDULER_PAUSED,
     events.SHUT_DOWN,
@@ -63,6 +64,7 @@ PARTS = parts(
         max by ($by) (last_over_time(diag_vllm_startup_last_progress_timestamp_seconds[$window]))
     time_of_engine_death: unix time = {event_time(events.ENGINE_DEAD, events.WORKER_DIED)}
     time_of_out_of_memory: unix time = {event_time(*events.OUT_OF_MEMORY)}
+    dumped_process: PID = {log_value(events.STACK_DUMPED, "pid")}
     log_errors: lines = count by ($by) (last_over_time({LOG_ERROR}[$window]))
     """,
     *(f"{name}_since_start: bool = {since_start(name)}" for name in SINCE_START),
@@ -73,6 +75,19 @@ quoted_error = signal(
     "log lines with the reason for the server's failure: {value}",
     culprit_promql=f"last_over_time({LOG_ERROR}[$window])",
     culprit_label="{text}",
+)
+waits_for_recovery = signal(
+    f"engine waits for recovery: bool = ${events.FAULT_HELD}_since_start"
+    f" * ($time_of_{events.FAULT_HELD} > bool $time_of_{events.FAULT_OVER})",
+    "the log reports a fault, and no recovery since: {value}",
+)
+fault_time = signal(
+    f"time of the last fault: unix time = $time_of_{events.FAULT_HELD}", "the engine's loop ended at {value}"
+)
+stack_dumped = signal(
+    "process dumped by the watchdog: PID ="
+    " $engine_seen + on (instance) group_left () $dumped_process by (instance) or $engine_seen",
+    "PID whose stack vLLM's watchdog dumped, because it made no progress (0: none): {value}",
 )
 not_quoted = signal(
     "no error quoted from the log: bool ="
