@@ -45,6 +45,7 @@ class AnswerCounts:
         """Answers by route and class of the status: "/v1/completions", "2xx"."""
         self._by_status = dict.fromkeys(STATUSES, 0)
         """Answers to requests for inference."""
+        self._is_undecided = False
         self._row = self._longest = 0
         """Refused requests for inference since the last one that succeeded, and the most of them before that one."""
         self.latest: deque[str] = deque(maxlen=LATEST)
@@ -63,9 +64,16 @@ class AnswerCounts:
         self._row = self._longest = 0
         self.latest.clear()
 
-    def count(self, request: AnsweredRequest, at: float) -> None:
-        """Count the answer to a request."""
+    def count(self, request: AnsweredRequest, at: float, is_doubted: bool = False) -> None:
+        """Count the answer to a request; one that may be a client's text counts only if it accuses.
+
+        Whoever can imitate a refusal can as well be refused, but not be served. From a doubted success on, the doubted
+        refusals decide nothing either: if that was a true one, not all requests are refused.
+        """
         route, status = request.route, request.status
+        self._is_undecided = is_doubted and (self._is_undecided or status.startswith("2"))
+        if self._is_undecided:
+            return
         of_class = f"{status[0]}xx"
         self.by_route[route, of_class] += 1
         if len(self.by_route) > MOST_ROUTES:
