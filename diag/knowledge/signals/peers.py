@@ -137,7 +137,7 @@ load_of_peers = signal(
     + _beside_peers(
         "$load_of_model", "/", "clamp_min($load_of_model_of_the_other, 1)", "clamp_min($median_load_of_peers, 1)"
     ),
-    "it holds {value} times as many requests as the median of its peers",
+    "its requests / the median of its peers: {value}",
 )
 load_beyond_peers = signal(
     "requests above the median of its peers: requests = "
@@ -176,7 +176,7 @@ tokens_of_peers = signal(
         "clamp_min($output_tokens_of_model_of_the_other, 1)",
         f"clamp_min(quantile {PEERS} (0.5, $output_tokens_of_model), 1)",
     ),
-    "it generates {value} times as many tokens as the median of its peers",
+    "its generated tokens / the median of its peers: {value}",
     context=True,
     group=USUAL_MEMBER,
 )
