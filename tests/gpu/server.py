@@ -262,8 +262,8 @@ def _beside_others(run: Run, served: Served) -> None:
         served.stage("memory_held", what, "warning", "gpu_memory_contended")
     with host.load(sys.executable, ("matmul",), 120), load.running(served.server.port, *run.scale.healthy):
         time.sleep(WARM)
-        # diag does not see this yet: docs/limits.md
-        served.stage("neighbour_computes", "another process computes on the card; ITL triples", "warning")
+        what = "another process computes on the card; ITL triples"
+        served.stage("neighbour_computes", what, "warning", "gpu_compute_contended")
 
 
 def _with_small_cache(run: Run) -> None:
