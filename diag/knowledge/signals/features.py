@@ -78,11 +78,12 @@ PARTS = parts(
     grammar_errors: lines = sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))
     # -- tool calls: one count for each answer that the parser has searched, but for each delta of a stream
     tool_calls_found: calls = sum by ($by) (last_over_time({TOOL_PARSES}{{outcome="tool_call"}}[$window]))
+    tokens_since_start: tokens = sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))
+    answers_since_start: answers = sum by ($by) (last_over_time(vllm:request_success_total[$window]))
     answers_without_tool_call: answers =
         sum by ($by) (last_over_time({TOOL_PARSES}{{mode="non_streaming",{CHAT}}}[$window]))
-        + (sum by ($by) (last_over_time({TOOL_PARSES}{{mode="streaming",{CHAT}}}[$window]))
-          / ($mean_output_tokens > 0)
-          or 0 * $requests_running_peak)
+        + sum by ($by) (last_over_time({TOOL_PARSES}{{mode="streaming",{CHAT}}}[$window]))
+          / clamp_min($tokens_since_start / ($answers_since_start > 0), 1)
     # -- API servers
     api_server_process_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="api_server"}}[$window])
     own_process_cores: cores = rate(process_cpu_seconds_total[$window])
