@@ -1,7 +1,7 @@
 """KV blocks are not written to, or not read from, where they are offloaded: a tier or a store fails."""
 
 from diag import signals
-from diag.incident import Fix, Incident, LookAlike, documented, judged
+from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 
 TIERS = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/v1/kv_offload/tiering/manager.py"
 THREADS = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/v1/kv_offload/tiering/fs/thread_pool.py"
@@ -20,7 +20,9 @@ incident = Incident(
     """,
     impact="no wrong answer: a prefix that cannot be brought back is prefilled again, and TTFT rises",
     symptoms=(
-        signals.failed_offloads.above(0.05, judged("a disk or a store that works fails no job; single ones are chance")),
+        signals.failed_offloads.above(
+            0.05, measured("50 % on a full disk, 0 % on one with room; single failures are chance", "kv_offload_failing")
+        ),
     ),
     supports=(
         LEFT_OUT,
@@ -35,10 +37,6 @@ incident = Incident(
             "kv_transfer_failing",
             distinguish="Transfers between prefill and decode instances have counters of their own.",
         ),
-        LookAlike(
-            "backpressure",
-            distinguish="A tier that is too slow has stores dropped by design, and fails no job.",
-        ),
     ),
     explains=("kv_offload_ineffective",),
     fixes=(
@@ -51,7 +49,7 @@ incident = Incident(
         ),
         Fix(
             change="If stores are left out for lack of room, give the host memory tier more (cpu_bytes_to_use, "
-            "--kv-offloading-size); if a tier is too slow, take a faster one or a smaller one less.",
+            "--kv-offloading-size); if a tier is too slow, put it on a faster disk.",
             effect="fewer stores are left out",
             risk="more host memory is pinned; see kv_offload_oversized",
             rollback="set the old size again",
@@ -68,7 +66,7 @@ incident = Incident(
         ),
     ),
     operations=("log",),
-    mitigate=("No immediate mitigation is needed: the responses are correct.",),
+    mitigate=("Look at the disk or the store of the tier: space, mount, permissions. Responses stay correct meanwhile.",),
     hand_over=("--kv-transfer-config with its tiers, `df -hi` and the mounts of the host, and the failing log lines",),
     do_not=("Do not delete the files of a tier while the server runs: reads of half-deleted blocks fail one by one.",),
 )
