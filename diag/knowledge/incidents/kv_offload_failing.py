@@ -21,7 +21,8 @@ incident = Incident(
     impact="no wrong answer: a prefix that cannot be brought back is prefilled again, and TTFT rises",
     symptoms=(
         signals.failed_offloads.above(
-            0.05, measured("50 % on a full disk, 0 % on one with room; single failures are chance", "kv_offload_failing")
+            0.05,
+            measured("50 % on a full disk, 0 % with room on it; single ones are chance", "kv_offload_failing"),
         ),
     ),
     supports=(
@@ -66,7 +67,7 @@ incident = Incident(
         ),
     ),
     operations=("log",),
-    mitigate=("Look at the disk or the store of the tier: space, mount, permissions. Responses stay correct meanwhile.",),
+    mitigate=("Look at the tier's disk or store: space, mount, permissions. Responses stay correct meanwhile.",),
     hand_over=("--kv-transfer-config with its tiers, `df -hi` and the mounts of the host, and the failing log lines",),
     do_not=("Do not delete the files of a tier while the server runs: reads of half-deleted blocks fail one by one.",),
 )

@@ -16,8 +16,8 @@ incident = Incident(
     cause="""
         Each model family writes tool calls in a form of its own, and --tool-call-parser names the form that vLLM looks
         for. A parser of another form finds nothing and leaves the call in the text of the answer, with HTTP 200 and
-        without a line in the log; some raise an error, which is logged. Nothing tells it from clients that send no tools:
-        several parsers search every answer.
+        without a line in the log; some raise an error, which is logged. Nothing tells it from clients that send no
+        tools: several parsers search every answer.
     """,
     impact="none if clients send no tools; otherwise agents get the call as text, and do nothing or fail",
     symptoms=(

@@ -143,24 +143,18 @@ PARTS = parts(
             or increase(vllm:simple_kv_offload_save_outcomes_total{{outcome="stored"}}[$window])
             or increase(vllm:mooncake_store_operation_bytes_total{{operation="save_put"}}[$window])
             or increase(lmcache:num_stored_tokens_total[$window])) > bool 0)
-    # Series by tier and operation begin with the first failure: a page with others of the connector has none. Fewer than
-    # three are no rate.
-    offloads: series =
-        count by ($by) (last_over_time({{__name__=~"vllm:({OFFLOADING})"}}[$window]))
+    # Series by tier and operation begin with the first failure: a page with others of the connector has none. Fewer
+    # than three are no rate.
+    offloads: series = count by ($by) (last_over_time({{__name__=~"vllm:({OFFLOADING})"}}[$window]))
     failed_offload_jobs: jobs = sum by ($by) ({labelled("offload", {**FAILED_OFFLOADS, "none": "0 * $offloads"})})
+    failed_job_share: share =
+        ($failed_offload_jobs >= {FEW}) / ($failed_offload_jobs + $finished_requests) or 0 * ($failed_offload_jobs == 0)
     failed_mooncake_keys: keys =
         sum by ($by) (increase(vllm:mooncake_store_operation_failed_keys_total[$window])) >= {FEW}
     failed_umbp_objects: objects = sum by ($by) (increase(vllm:umbp_transfer_failed_total[$window])) >= {FEW}
-    failed_offloads_share: share =
-        {
-        any_of(
-            jobs="(($failed_offload_jobs >= %s) / ($failed_offload_jobs + $finished_requests)"
-            " or 0 * ($failed_offload_jobs == 0))" % FEW,
-            mooncake="($failed_mooncake_keys"
-            " / sum by ($by) (increase(vllm:mooncake_store_operation_keys_total[$window])))",
-            umbp="($failed_umbp_objects / sum by ($by) (increase(vllm:umbp_transfer_submitted_total[$window])))",
-        )
-    }
+    failed_key_share: share =
+        $failed_mooncake_keys / sum by ($by) (increase(vllm:mooncake_store_operation_keys_total[$window]))
+        or $failed_umbp_objects / sum by ($by) (increase(vllm:umbp_transfer_submitted_total[$window]))
     dropped_stores: stores = sum by ($by) ({labelled("reason", DROPPED_STORES)})
     # tokens that fill the GPU's own cache twice; if its size is unknown, those that fill a large one
     kv_cache_turnover: tokens = 2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)
@@ -206,7 +200,7 @@ preempted_again = signal(
     "requests preempted more than once: share ="
     f" 1 - {within('1', ('vllm:request_num_preemptions',))}"
     " / (sum by ($by) (increase(vllm:request_num_preemptions_count[$window])) >= 3)",
-    "{value} of the finished requests were preempted more than once, so their prompts were computed three times or more",
+    "{value} of the finished requests were preempted, and recomputed, more than once",
     needs="vLLM 0.30 and 3 finished requests",
 )
 PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
@@ -330,8 +324,9 @@ kv_blocks_stored = signal(
     "KV blocks are stored outside the GPU: {value}",
 )
 failed_offloads = signal(
-    "KV offload operations that fail / operations and requests: share = $failed_offloads_share or $no_kv_connector"
-    " or 0 * $nixl_transfers or 0 * $mooncake_transfers",
+    "KV offload operations that fail / operations and requests: share = "
+    + any_of(jobs="$failed_job_share", keys="$failed_key_share")
+    + " or $no_kv_connector or 0 * $nixl_transfers or 0 * $mooncake_transfers",
     "operations of KV offloading fail: {value} of them",
     culprit_promql=" or ".join(
         (f"({labelled('offload', FAILED_OFFLOADS)}) >= {FEW}", "$failed_mooncake_keys", "$failed_umbp_objects")
