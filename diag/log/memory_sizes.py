@@ -88,15 +88,13 @@ class LoggedMemory:
 
         None unless it was smaller with the same weights and GPU memory: compiling counts as activations (vllm#54122).
         """
-        start = self.earlier
-        while start and not (start.compiled is not None and self.compiled is (not start.compiled)):
-            start = start.earlier
-        if start is None or start.settings != self.settings or start.sizes.get("weights") != self.sizes.get("weights"):
+        other = self.earlier
+        while other and {self.compiled, other.compiled} != {True, False}:
+            other = other.earlier
+        if other is None or other.settings != self.settings or other.sizes.get("weights") != self.sizes.get("weights"):
             return None
-        cold, warm = (
-            sum(one.sizes.get("kv_cache", (0, 0))) // 2
-            for one in sorted((self, start), key=lambda one: not one.compiled)
-        )
+        own, others = (sum(start.sizes.get("kv_cache", (0, 0))) // 2 for start in (self, other))
+        cold, warm = (own, others) if self.compiled else (others, own)
         return (cold, warm) if 0 < cold < _KEPT * warm else None
 
     def note(self, name: str, text: str) -> None:
