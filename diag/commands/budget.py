@@ -108,9 +108,10 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     if lost := logged.lost_to_compiling():
         cold, warm = (gibibytes(size) for size in lost)
         which = "this start" if logged.compiled else "an earlier start"
+        then = ": restart once, with a VLLM_CACHE_ROOT that is kept" if logged.compiled else ""
         notes.append(
-            f"{which} compiled the model and got {cold} of KV cache, an equal one with the compile cache {warm}: "
-            "compiling counts as activations (vllm#54122). Restart once, with a VLLM_CACHE_ROOT that is kept"
+            f"{which} compiled the model, which counts as activations (vllm#54122): it got {cold} of KV cache, an "
+            f"equal start with the compile cache {warm}{then}"
         )
 
     needed = logged.sizes.get("needed")

@@ -6,6 +6,8 @@ With one, failures are known where the connector exports them (NIXL from 0.11.1 
 followed; LMCache and others have metrics of their own that a page may not show.
 """
 
+from collections.abc import Iterable
+
 from diag.core.incident import reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
 from diag.knowledge.signals.expressions import (
@@ -49,17 +51,22 @@ FAILED_OFFLOADS = {
     }.items()
 }
 """Jobs of offloading that fail; vLLM has no counter of jobs that succeed."""
-DROPPED_STORES = {
-    what: f"sum by ($by) (increase(vllm:{series}[$window]))"
-    for what, series in {
-        "no room in host memory": "kv_offload_allocation_failure_total",
-        "no room for a promotion": "kv_offload_tiering_promotion_allocation_failures_total",
-        "host memory full": 'simple_kv_offload_save_outcomes_total{outcome="dropped_cpu_full"}',
-        "a tier is too slow": "kv_offload_tiering_backpressure_stores_dropped_total",
-        "not yet reused": "kv_offload_stores_skipped_total",
-    }.items()
-}
-"""Stores and promotions that vLLM leaves out, by the reason: an effect of sizes and settings, no failure."""
+NO_ROOM = (
+    "kv_offload_allocation_failure_total",
+    "kv_offload_tiering_promotion_allocation_failures_total",
+    'simple_kv_offload_save_outcomes_total{outcome="dropped_cpu_full"}',
+)
+BY_DESIGN = ("kv_offload_tiering_backpressure_stores_dropped_total", "kv_offload_stores_skipped_total")
+"""Stores that vLLM leaves out: for lack of room, or as its settings have it. Neither is a failure."""
+DROPPED_STORES = {"no room in host memory": "$stores_without_room", "a slow tier, or not reused": "$stores_held_back"}
+
+
+def _increases(names: Iterable[str]) -> str:
+    """Return the sum of the increases of those counters that a page has."""
+    series = {str(at): f"increase(vllm:{name}[$window])" for at, name in enumerate(names)}
+    return f"sum by ($by) ({labelled('of', series)})"
+
+
 LARGEST_KERNEL_BLOCK = 256
 """Tokens of the largest KV block that an attention backend asks for; a hybrid model's is larger (528, 1,056, 3,584)."""
 FINE = 64
@@ -155,6 +162,8 @@ PARTS = parts(
     failed_key_share: share =
         $failed_mooncake_keys / sum by ($by) (increase(vllm:mooncake_store_operation_keys_total[$window]))
         or $failed_umbp_objects / sum by ($by) (increase(vllm:umbp_transfer_submitted_total[$window]))
+    stores_without_room: stores = {_increases(NO_ROOM)}
+    stores_held_back: stores = {_increases(BY_DESIGN)}
     dropped_stores: stores = sum by ($by) ({labelled("reason", DROPPED_STORES)})
     # tokens that fill the GPU's own cache twice; if its size is unknown, those that fill a large one
     kv_cache_turnover: tokens = 2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)
