@@ -113,13 +113,20 @@ _INTERVAL, _RETRIES = 30.0, 3.0
 """The defaults of Docker for a health check's interval and retries."""
 
 
+def run_place(words: Sequence[str], start: int = 0) -> int | None:
+    """Return the place of `run`, or of `create` behind docker, from `start` on; None if there is neither."""
+    creates = {
+        at for at in range(1, len(words)) if words[at] == "create" and PurePosixPath(words[at - 1]).name in _RUNS
+    }
+    return next((at for at in range(start, len(words)) if words[at] == "run" or at in creates), None)
+
+
 def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "docker run") -> Container | None:
     """Read the options of `docker run` before the image; None for other commands.
 
     An option with a variable in it is unknown.
     """
-    names = [PurePosixPath(word).name for word in words]
-    if "run" not in words or not any(name in _RUNS for name in names):
+    if not any(PurePosixPath(word).name in _RUNS for word in words) or run_place(words) is None:
         return None
     options: dict[str, list[str]] = {}
     for word, following in zip(words, (*words[1:], ""), strict=True):

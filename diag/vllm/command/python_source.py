@@ -214,7 +214,10 @@ class _Source:
                 words += self._list(added.value)
             else:
                 words.append(_variable(name))
-        return [*words, *[_variable(name)] * (name in self._changed)]
+        is_rest = any(
+            node is added.value for every in self._additions.values() for added in every
+        )  # of an unknown list
+        return [*words, *[_variable(name or "words")] * (is_rest or name in self._changed)]
 
     def _words(self, call: ast.Call, name: str) -> list[str]:
         arguments, unseen = self._arguments(call.keywords)
