@@ -9,6 +9,7 @@ from diag.vllm.command.shell import default
 
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+_OTHER_CHIPS = {"aws.amazon.com/neuroncore", "aws.amazon.com/neuron", "google.com/tpu"}
 _GRACE_SECONDS = 30.0
 """The default of Kubernetes for terminationGracePeriodSeconds."""
 _PERIOD, _FAILURES = 10.0, 3.0
@@ -95,7 +96,7 @@ def read_pod(
         checks={f"{name} probe": probe for name, probe in probes.items() if probe},
         grace=grace if grace is not None else (_GRACE_SECONDS if is_whole else None),
         pre_stop=_number(inner(hook, "sleep").get("seconds")) or (float(slept[1]) if slept else 0),
-        shared_memory=bool(spec.get("hostIPC")) or _SHM in mounts,
+        shared_memory=None if _OTHER_CHIPS & limits.keys() else bool(spec.get("hostIPC")) or _SHM in mounts,
         gpus=int(gpus) if gpus is not None else None,
         gpus_by=by,
         memory=quantity(limits.get("memory")),

@@ -159,9 +159,10 @@ class _Reader(NamedTuple):
             for child in node:
                 yield from self.nested(child, under, name, spec)
         if isinstance(node, dict):
-            if under not in ("initContainers", "exec"):
+            is_sidecar = under == "initContainers" and node.get("restartPolicy") == "Always"
+            if is_sidecar or under not in ("initContainers", "exec"):
                 is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
-                is_pod = under in ("containers", "mainContainer")
+                is_pod = under in ("containers", "mainContainer", "initContainers")
                 yield from self.container(node, name, spec, is_pod=is_pod, is_whole=not is_dynamo)
             name += ", multi-node" * ("multinode" in node)
             for key, child in node.items():

@@ -100,6 +100,8 @@ _PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_BY_NAME = re.compile(r"(?<=vllm==)\$?\{+(\w{1,60})\}+|(?<=vllm-openai:v)\$?\{+(\w{1,60})\}+")
+"""The name of a variable that holds the release."""
 _TAGGED = re.compile(
     r"vllm(?:-(?:openai|omni|cpu|gpu|xpu|rocm)[\w-]*)?:(?:v|[a-z]+-v)?(\d+(?:\.\d+){2,3}(?:\.post\d+)?)(?![\w.]*\d)"
     r"|:[\w.-]*vllm[_-]?v?(\d+\.\d+\.\d+)|/[\w.-]*-vllm[_-]?v?(\d+\.\d+\.\d+)[\w.-]*:",
@@ -307,6 +309,14 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
+    for name in {"".join(names) for names in _BY_NAME.findall(text)} if text.count("vllm") < _MOST_WORDS else ():
+        value = re.search(
+            rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?v?(\d+\.\d+\.\d+)\b", text, re.MULTILINE
+        )
+        if value:
+            text = _BY_NAME.sub(
+                lambda hole, name=name, value=value: value[1] if name in hole.groups() else hole[0], text
+            )
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
     wheels = {*_PINNED.findall(text)}
     if images and wheels and images != wheels:
