@@ -16,20 +16,13 @@ from dataclasses import replace
 
 from support import bad_servers
 from support.live import cure, load, server
-from support.live.on_call import DIAG, GONE, OnCall, Said, doctor
+from support.live.on_call import DIAG, OnCall, Said, doctor
 from support.live.stage import Outcome, Row, Stage, everywhere, look, outcome
-
-from diag.core.contract import Contract
 
 KEY = "a-key-of-the-tests"
 FIXED = everywhere("critical kv_eviction_cascade", "kv_eviction_cascade", "fixed")
 FIXED_WITH_KEY = replace(FIXED, verify="refused without the variable, 401 without the key, fixed")
 REFUSED = Row("exit 69, HTTP 401")
-PAGES = Row(alert="kv_eviction_cascade, its end, engine_dead, its end")
-BROKEN = Contract(ttft_seconds=5.0)
-"""An SLO that a cascade breaks and a server of its own size keeps."""
-LASTS, WELL, DOWN = 180.0, 960.0, 600.0
-"""Seconds of a cascade after its page, of health after its cure, and without a server after the page about that."""
 
 
 def more_capacity(stage: Stage) -> Iterator[Outcome]:
@@ -55,31 +48,6 @@ def gateway_limit(stage: Stage) -> Iterator[Outcome]:
             time.sleep(cure.WARM_UP)
             said = verified(stage, vllm)
             yield outcome("cascade, cured by the gateway's limit", who, FIXED, replace(got, verify=said), since, cured)
-
-
-def killed_after_cure(stage: Stage) -> Iterator[Outcome]:
-    """The long windows of a spent error budget outlast the server: nothing of them may page while it is down."""
-    everybody = sum(clients.count for clients in cure.CASCADE.clients)
-    with replace(stage, contract=BROKEN).serving(cure.TINY) as (vllm, who):
-        with load.running(vllm.port, *cure.CASCADE.clients, gateway=everybody) as clients:
-            _, live = look(who, FIXED)
-            time.sleep(LASTS)
-            for _ in range(everybody - concurrency(live)):
-                clients.gateway.acquire()
-            time.sleep(WELL)
-        since = time.time()
-        vllm.stop()
-        who.wait_for("engine_dead")
-        time.sleep(DOWN)
-        with server.starting(stage.folder, "tiny", cure.TINY, vllm.port) as again:
-            server.wait_until_ready(again)
-            cured = time.time()
-            gone = who.last_fired() - cured
-            time.sleep(GONE)
-    pages = [alert for alert in who.arrived if alert["labels"]["severity"] == "critical"]
-    said = ["its end" if alert["status"] == "resolved" else alert["labels"]["incident"] for alert in pages]
-    seconds = who.notified().get("engine_dead", since) - since
-    yield Outcome("killed after a cured cascade", PAGES, Row(alert=", ".join(said)), seconds, gone)
 
 
 def api_key(stage: Stage) -> Iterator[Outcome]:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from support.live import load, server, slow_weights
-from support.live.cascades import api_key, gateway_limit, killed_after_cure, more_capacity
+from support.live.cascades import api_key, gateway_limit, more_capacity
 from support.live.stage import FLAGS, NONE, NOT_ASKED, SETTLES, Outcome, Row, Scenario, Stage, everywhere, look, outcome
 
 UNDER_WAY = 75.0
@@ -258,7 +258,6 @@ LOADED: Mapping[str, Scenario] = {
     "more_capacity": more_capacity,
     "gateway_limit": gateway_limit,
     "api_key": api_key,
-    "killed_after_cure": killed_after_cure,
     "cpu_starved": cpu_starved,
 }
 """Those that load the machine, and one whose verdict is that of a machine that nothing else loads."""

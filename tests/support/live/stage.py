@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from support.live import load, server
-from support.live.on_call import DEFAULT, OnCall, Said, on_call
-
-from diag.core.contract import Contract
+from support.live.on_call import OnCall, Said, on_call
 
 NOT_ASKED, NONE = "-", "none"
 LETS_GO = 180.0
@@ -71,14 +69,13 @@ class Stage:
     folder: Path
     in_haste: bool = False
     loading: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2))
-    contract: Contract = DEFAULT
 
     @contextmanager
     def starting(self, flags: Sequence[str], **environment: str) -> Iterator[tuple[server.Server, OnCall]]:
         """A server from its first moment on, and who is on call for it."""
         with (
             server.starting(self.folder, "tiny", flags, **environment) as vllm,
-            on_call(self.folder, vllm, self.in_haste, self.contract) as who,
+            on_call(self.folder, vllm, self.in_haste) as who,
         ):
             yield vllm, who
 
