@@ -80,7 +80,7 @@ CPU = Scale(
 
 
 class TimeUp(RuntimeError):
-    """What comes next would end after the time that the run may take."""
+    """The run has too little time left for what comes next."""
 
 
 class Run:
