@@ -10,7 +10,7 @@ from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.gpu import as_of_first_node
-from diag.knowledge.signals.log import lately
+from diag.knowledge.signals.log import lately, since_start
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
@@ -106,8 +106,8 @@ PARTS = parts(
         or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)
     ranks_busy_waiting: ranks =
         count by ($by) ($gpus_busy_waiting) or 0 * (count by ($by) ($gpus_known_to_wait_or_not) >= $world_size)
-    # vLLM repeats the line every 60 s
-    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)}
+    # vLLM repeats the line every 60 s; at a start it tells of ranks that compile
+    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)} * {since_start(SHM_BROADCAST_WAIT)}
     named_still_worker =
         label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})
               and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}), "one", "rank $$1", "rank",
