@@ -196,7 +196,7 @@ def test_every_receiver_gets_one_message_and_its_resolution(tmp_path: Path, gold
 
 @pytest.mark.parametrize(("grafana", "known"), [("https://grafana.example", True), ("http://localhost:3000", False)])
 def test_no_message_has_a_link_to_a_grafana_at_localhost(tmp_path: Path, grafana: str, known: bool) -> None:
-    """That of deploy/compose: on the phone of who is on call it opens nothing. The title leads to the runbook then."""
+    """A link to the Grafana of deploy/compose opens nothing on a phone; the title leads to the runbook instead."""
     now = datetime.now(UTC)
     alert = {"status": "firing", **filled("vllm-0", now)}
     alert["annotations"]["dashboard_url"] = f"{grafana}/d/diag-server?var-incident=kv_eviction_cascade"
