@@ -272,7 +272,7 @@ def at_once(webhook: str) -> str:
     config = alertmanager.snippet(GENERATED, "alertmanager.yml")
     for place in ("pager", "tickets"):
         config = config.replace(f"http://{place}.example/", webhook)
-    return config.replace("  receiver: tickets\n", "  receiver: tickets\n  group_wait: 1s\n  group_interval: 1s\n", 1)
+    return alertmanager.hasty(config, "1s", "1s").replace("group_wait: 1s", "group_wait: 1s\n  group_interval: 1s", 1)
 
 
 def inhibited(address: str) -> set[str] | None:

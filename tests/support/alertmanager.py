@@ -69,6 +69,7 @@ def snippet(generated: Generated, name: str) -> str:
     return re.search(rf"```\w+ {re.escape(name)}\n(.*?)```", generated["alerts/README.md"], re.DOTALL)[1]
 
 
-def hasty(config: str) -> str:
-    """The configuration with a short wait for other alerts of the same group."""
-    return config.replace("  receiver: tickets\n", "  receiver: tickets\n  group_wait: 5s\n", 1)
+def hasty(config: str, pages: str = "5s", tickets: str = "5s") -> str:
+    """The configuration with short waits for other alerts of the same group; of tickets, also for a page."""
+    assert "group_wait: 5m" in config and "group_wait: 30s" in config
+    return config.replace("group_wait: 5m", f"group_wait: {tickets}").replace("group_wait: 30s", f"group_wait: {pages}")

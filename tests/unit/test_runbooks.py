@@ -73,6 +73,14 @@ def test_runbook_fits_on_two_printed_pages_and_the_card_on_one() -> None:
     assert texts["oncall"].count("\n") <= 60
 
 
+def test_the_card_has_every_alert_that_may_page_among_the_pages() -> None:
+    pages, tickets = (ROOT / "runbooks" / "oncall.md").read_text().split("\n## ")[1:]
+    known = load()
+    may_page = {each.id for each in known if each.severity == "critical" or each.escalates}
+    assert {*re.findall(r"\[(\w+)\]", pages)} == may_page
+    assert {*re.findall(r"\[(\w+)\]", tickets)} == {each.id for each in known if each.severity == "warning"} - may_page
+
+
 @EVERY_INCIDENT
 def test_two_commands_show_whether_it_is_real(incident: Incident) -> None:
     shown = section(incident, "Is it real")

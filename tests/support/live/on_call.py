@@ -147,7 +147,8 @@ def on_call(folder: Path, watched: server.Server, in_haste: bool) -> Iterator[On
     (folder / "diag.rules.yaml").write_text(prometheus_server.hasty(rules) if in_haste else rules)
     with alertmanager.pager() as (webhook, arrived):
         routes = re.sub(r"http://\w+\.example/", webhook, alertmanager.snippet(shipped, "alertmanager.yml"))
-        routes = alertmanager.hasty(routes) if in_haste else routes
+        wait = "5s" if in_haste else "30s"  # measured is the alert, not how long a ticket waits for a page
+        routes = alertmanager.hasty(routes, wait, wait)
         with exporter(watched) as address, alertmanager.running(folder, shipped, routes) as manager:
             config = scraping(alertmanager.snippet(shipped, "prometheus.yml"), folder, manager, address)
             program = prometheus_server.program(prometheus_server.PLACES[0])
