@@ -164,7 +164,7 @@ class _Reader(NamedTuple):
                 is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
                 is_pod = under in ("containers", "mainContainer", "initContainers")
                 yield from self.container(node, name, spec, is_pod=is_pod, is_whole=not is_dynamo)
-            name += ", multi-node" * ("multinode" in node)
+            name += ", multi-node" * ("Dynamo" in name and "multinode" in node)
             for key, child in node.items():
                 yield from self.nested(child, str(key), name, node if key == "containers" else spec)
 

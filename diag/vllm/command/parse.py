@@ -70,8 +70,8 @@ def image(words: Sequence[str]) -> Image:
             if option.partition("=")[0] == "--entrypoint"
         ]
         serves = words[entry : entry + 1] == ["serve"]
-        if _PROGRAM_WORD.fullmatch("".join(words[entry : entry + 1])):
-            return Image(named)
+        if _PROGRAM_WORD.fullmatch("".join(words[entry : entry + 1])) or words[entry + 1 : entry + 2] == ["serve"]:
+            return Image(named)  # also `dynamo serve ...`
         is_idle = not (words[entry:] or programs or by_option or "vllm-openai" in named)  # what it starts is unknown
         if is_idle or (programs and not (Path(programs[-1]).name == "vllm" and serves)):
             return Image(named)

@@ -15,7 +15,6 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
-from diag.vllm.flags.registry import known
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
@@ -171,8 +170,8 @@ class _Source:
             root, last = _names(call.func)
             keywords = {keyword.arg for keyword in call.keywords if keyword.arg}
             is_vllm = "server_cls" not in keywords  # of Ray's LLMConfig
-            if last == "LLM" and not self._imports_vllm:  # other libraries have an LLM, too, with keywords of their own
-                is_vllm = all(f"--{name}".replace("_", "-") in known() for name in keywords)
+            if last == "LLM" and not self._imports_vllm:  # other libraries have an LLM, too
+                is_vllm = keywords.isdisjoint(NOTATIONS["other_llm"])
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
                 command = serve(self._words(call, last), self._environment)
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
