@@ -70,8 +70,9 @@ def image(words: Sequence[str]) -> Image:
             if option.partition("=")[0] == "--entrypoint"
         ]
         serves = words[entry : entry + 1] == ["serve"]
-        if _PROGRAM_WORD.fullmatch("".join(words[entry : entry + 1])) or words[entry + 1 : entry + 2] == ["serve"]:
-            return Image(named)  # also `dynamo serve ...`
+        first, then = [*words[entry : entry + 2], "", ""][:2]
+        if _PROGRAM_WORD.fullmatch(first) or (then == "serve" and not _PROGRAM.fullmatch(Path(first).name)):
+            return Image(named)  # as `dynamo serve ...`
         is_idle = not (words[entry:] or programs or by_option or "vllm-openai" in named)  # what it starts is unknown
         if is_idle or (programs and not (Path(programs[-1]).name == "vllm" and serves)):
             return Image(named)
