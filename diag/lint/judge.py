@@ -27,7 +27,7 @@ from diag.lint.rule import (
     UnknownValue,
     is_open,
 )
-from diag.lint.rules import RULES, corrected, is_known, lint, ordered
+from diag.lint.rules import RULES, corrected, is_known, lint, milder, ordered
 from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -129,7 +129,7 @@ class Judge:
             targets.append(target)
             findings = _of_branches(target)
             if command.writing == VARIABLES:
-                findings = _milder(findings, lambda _: True, _BY_OTHERS)
+                findings = ordered(milder(findings, lambda _: True, _BY_OTHERS))
             if target.is_assumed and any(finding.severity == "error" for finding in findings):
                 older = [
                     _of_branches(replace(target, version=version, is_assumed=False, command=before[at]))
@@ -262,16 +262,8 @@ def _of_assumed(
     """
     subjects = [{finding.message.split()[0] for finding in earlier if finding.severity == "error"} for earlier in older]
     why = f". It is an error if the server runs {version}: the text does not name its release (--vllm-version sets it)"
-    return _milder(findings, lambda each: not all(each.message.split()[0] in earlier for earlier in subjects), why)
-
-
-def _milder(
-    findings: Iterable[LintFinding], is_unsure: Callable[[LintFinding], bool], why: str
-) -> tuple[LintFinding, ...]:
-    """Make each error a warning, with the reason, that is not sure."""
     return ordered(
-        replace(each, severity="warning", why=each.why + why) if each.severity == "error" and is_unsure(each) else each
-        for each in findings
+        milder(findings, lambda each: not all(each.message.split()[0] in earlier for earlier in subjects), why)
     )
 
 
