@@ -22,7 +22,7 @@ _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
-    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*(?:exec[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|\S+)[ \t]+)*"
+    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*(?:exec[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
     r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]",
     re.MULTILINE,
 )

@@ -310,7 +310,7 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
-    for name in {"".join(names) for names in _BY_NAME.findall(text)} if text.count("vllm") < _MOST_WORDS else ():
+    for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:_MOST_DOCUMENTS]:
         assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
