@@ -188,16 +188,12 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
 
 def _is_meant_for_a_flag(name: str, target: LintTarget) -> bool:
     """Return True for a variable of a container of vLLM's own that is called as a flag, and that no word uses."""
-    command = target.command
-    program, used = command.words[: command.arguments], re.compile(rf"\$[({{]?{name}\b")
-    is_flag = f"--{name.removeprefix('VLLM_')}".lower().replace("_", "-") in known()
-    words = (*command.words, *(word for words, _ in command.around for word in words))
+    command, used = target.command, re.compile(rf"\$[({{]?{name}\b")
+    words = (*command.words, *(word for outer, _ in command.around for word in outer))
+    is_given = any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in words)
+    is_named = f"--{name.removeprefix('VLLM_')}".lower().replace("_", "-") in known()
     return (
-        is_flag
-        and not target.build
-        and "vllm-openai" in command.image
-        and any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in program)
-        and not any(map(used.search, words))
+        is_named and is_given and "/vllm-openai" in command.image and not (target.build or any(map(used.search, words)))
     )
 
 

@@ -27,7 +27,7 @@ from diag.lint.rule import (
     UnknownValue,
     is_open,
 )
-from diag.lint.rules import RULES, corrected, is_known, lint, ordered
+from diag.lint.rules import RULES, corrected, is_known, lint, milder, ordered
 from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -35,6 +35,7 @@ from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import elsewhere, filled_in, is_existing, parse, parse_all, read_all, unopened
 from diag.vllm.command.shell import default, line
 from diag.vllm.command.shown import masked
+from diag.vllm.command.writings import VARIABLES
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.gpus import named as named_gpu
@@ -59,6 +60,7 @@ _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
 _HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
 TAG, BESIDE, ASSUMED = "the image's tag", "named by the same text", "the newest known"
+_BY_OTHERS = ". It is an error if RunPod's worker reads these variables: the text does not name the program"
 OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
 
@@ -126,6 +128,8 @@ class Judge:
             )
             targets.append(target)
             findings = _of_branches(target)
+            if command.writing == VARIABLES:
+                findings = ordered(milder(findings, lambda _: True, _BY_OTHERS))
             if target.is_assumed and any(finding.severity == "error" for finding in findings):
                 older = [
                     _of_branches(replace(target, version=version, is_assumed=False, command=before[at]))
@@ -259,10 +263,7 @@ def _of_assumed(
     subjects = [{finding.message.split()[0] for finding in earlier if finding.severity == "error"} for earlier in older]
     why = f". It is an error if the server runs {version}: the text does not name its release (--vllm-version sets it)"
     return ordered(
-        replace(finding, severity="warning", why=finding.why + why)
-        if finding.severity == "error" and not all(finding.message.split()[0] in earlier for earlier in subjects)
-        else finding
-        for finding in findings
+        milder(findings, lambda each: not all(each.message.split()[0] in earlier for earlier in subjects), why)
     )
 
 

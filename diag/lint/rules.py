@@ -1,6 +1,6 @@
 """All lint rules, their findings in a launch command, and the words of the corrected one."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from diag.core.declarations import Mistake
@@ -33,16 +33,19 @@ def lint(target: LintTarget) -> tuple[LintFinding, ...]:
     matched = [finding for rule in RULES.values() for finding in rule.findings(target)]
     if target.build:
         why = f"; {target.build} is a build of its own, which may have other flags"
-        matched = [
-            replace(finding, severity="warning", why=finding.why + why)
-            if finding.severity == "error" and RULES[finding.rule].differs_by_build
-            else finding
-            for finding in matched
-        ]
+        matched = milder(matched, lambda each: RULES[each.rule].differs_by_build, why)
     findings = ordered(matched)
     refused = "refused_by_the_parser"
     explained = any(finding.severity == "error" and finding.rule != refused for finding in findings)
     return tuple(finding for finding in findings if not (explained and finding.rule == refused))
+
+
+def milder(findings: Iterable[LintFinding], is_unsure: Callable[[LintFinding], bool], why: str) -> list[LintFinding]:
+    """Make each error a warning, with the reason, that is not sure."""
+    return [
+        replace(each, severity="warning", why=each.why + why) if each.severity == "error" and is_unsure(each) else each
+        for each in findings
+    ]
 
 
 def ordered(findings: Iterable[LintFinding]) -> tuple[LintFinding, ...]:

@@ -301,6 +301,113 @@ TABLE = {
         "services: {v: {build: ., entrypoint: [python3, -m, vllm.entrypoints.openai.api_server]}}\n",
         [{}],
     ),
+    "a container that is created only": (
+        "s.sh",
+        f"docker create --name m --gpus all --ipc=host {IMAGE[7:]} --model m --swap-space 4\ndocker start m\n",
+        [{"removed_flag": 2}],
+    ),
+    "PowerShell": (
+        "g.md",
+        "```powershell\nvllm serve m `\n  --seed 1 `\n  --swap-space 4\n```\n",
+        [{"removed_flag": 1}],
+    ),
+    "several releases in one text": (
+        "s.py",
+        'OLD = Image("vllm/vllm-openai:v0.8.5")\nNEW = Image("vllm/vllm-openai:v0.20.1").pip_install("vllm==0.7.2")\n'
+        'A = ["vllm", "serve", "m", "--no-enable-log-requests"]\n',
+        [{}],
+    ),
+    "a release that the guide installs": (
+        "g.md",
+        "```sh\npip install vllm==0.9.0\n```\n\n```sh\nvllm serve m --disable-log-requests --swap-space 4\n```\n",
+        [{"no_effect": 1}],
+    ),
+    "a release behind a name": (
+        "s.py",
+        'V = "0.16.0"\nimage = x.pip_install(f"vllm=={V}")\nA = ["vllm", "serve", "m", "--swap-space", "4"]\n',
+        [{"no_effect": 1}],
+    ),
+    "the image of a chart": (
+        "values.yaml",
+        "image: {repository: vllm/vllm-openai, tag: v0.25.1}\n"
+        "server: {command: [sh, -c], args: [vllm serve m --swap-space 4]}\n"
+        "check: {command: [curl, 'http://vllm']}\n",
+        [{"removed_flag": 2}],
+    ),
+    "the JSON of a service": (
+        "job.json",
+        '{"model": {"containerSpec": {"imageUri": "vllm/vllm-openai:v0.25.1", "args": ["--model", "$(M)",'
+        ' "--swap-space", "4"], "env": [{"key": "M", "value": "org/m"}], "ports": [{"containerPort": 8000}]}}}',
+        [{"removed_flag": 2}],
+    ),
+    "arguments of a job": (
+        "j.yaml",
+        "tasks: [{name: vllm, image: {name: a/b}, command: [sh, -c],"
+        " arguments: ['pip install x && vllm serve m --swap-space 4']}]",
+        [{"removed_flag": 1}],
+    ),
+    "a command in a shell in YAML": (
+        "c.yaml",
+        'server:\n  start: "sh -c \\"warm & T=$(cat /t x) vllm serve m --swap-space 4\\""\n',
+        [{"removed_flag": 1}],
+    ),
+    "variables that are meant for flags": (
+        "c.yaml",
+        compose(
+            service(
+                "sh -c 'vllm serve m --port $$VLLM_SEED'",
+                "environment: [VLLM_SWAP_SPACE=4, VLLM_SEED=1, VLLM_OF_OURS=1]",
+                GPU % "count: 1",
+            )
+        ),
+        [{"variable_not_read": 1}],
+    ),
+    "Dynamo": (
+        "d.yaml",
+        "kind: DynamoGraphDeployment\nspec:\n  components:\n"
+        "  - {name: Frontend, podTemplate: {spec: {containers: [{name: main,"
+        " image: nvcr.io/nvidia/ai-dynamo/vllm-runtime:x, args: [-m, dynamo.frontend]}]}}}\n"
+        "  - name: Decode\n    podTemplate: {spec: {containers: [{name: main, image: nvcr.io/ai-dynamo/vllm-runtime:x,"
+        " command: [python3, -m, dynamo.vllm], args: [--model, m, --disaggregation-mode, decode, -tp, '2'],"
+        " livenessProbe: {httpGet: {path: /live, port: 9090}}, resources: {limits: {nvidia.com/gpu: 1}}}]}}\n"
+        "  - name: Prefill\n    multinode: {nodeCount: 2}\n    podTemplate: {spec: {containers: [{name: main,"
+        " command: [python3, -m, dynamo.vllm], args: [--model, m, --swap-space, '4', -tp, '2'],"
+        " resources: {limits: {nvidia.com/gpu: 1}}}]}}\n",
+        [{"gpu_limit_differs": 2}, {"removed_flag": 1}],
+    ),
+    "a service of Dynamo's older form": (
+        "d.yaml",
+        "kind: DynamoGraphDeployment\nspec: {services: {Worker: {extraPodSpec: {mainContainer: {image: 'a/run:1',"
+        " command: [sh, -c], args: ['python3 -m dynamo.vllm --model m --is-prefill-worker --swap-space 4']}}}}}\n",
+        [{"removed_flag": 1}],
+    ),
+    "blocks of a template engine": (
+        "p.yaml",
+        pod("m, -tp, 2").replace("kind", "{{#if a}}\nx: 1\n{{else}}\nx: {{{b}}}\n{{/if}}\n{% if c %}\nkind"),
+        [{"no_shared_memory": 1}],
+    ),
+    "a sidecar that starts first": (
+        "p.yaml",
+        pod("m").replace("containers", "initContainers").replace("name: vllm", "name: vllm, restartPolicy: Always")
+        + "---\n"
+        + pod("--swap-space, '4'").replace("containers", "initContainers"),
+        [{}],
+    ),
+    "variables of some program": (
+        "runtime.env",
+        "MODEL_ID=org/m\nMAX_MODEL_LEN=8x\nGPU_MEMORY_UTILIZATION=0.9\nTENSOR_PARALLEL_SIZE=1\n",
+        [{"value_of_wrong_type": 1}],
+    ),
+    "chips of another kind": (
+        "p.yaml",
+        pod("m, -tp, 2", ", resources: {limits: {aws.amazon.com/neuroncore: 2}}"),
+        [{}],
+    ),
+    "a list that is added to another": (
+        "s.py",
+        'cmd = before()\ncmd += ["python3", "-m", "vllm.entrypoints.openai.api_server"]\ncmd += ["--model", m]\n',
+        [{}],
+    ),
 }  # fmt: skip
 
 

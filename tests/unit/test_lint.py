@@ -758,7 +758,7 @@ INFO           --enforce-eager disables CUDA graphs and compilation [eager]
   corrected    vllm serve m --max-model-len 8k --enforce-eager --max-num-seqs 64 --served-model-name "$NAME" --api-key \
 "${VLLM_API_KEY:?}"
 
-  not checked  --served-model-name: the text does not show the value
+  not checked  the value of --served-model-name, which the text does not show
                vLLM's own parser: vLLM is not installed beside diag (--vllm-python names another
                Python)
 """

@@ -67,6 +67,9 @@ def test_constants_are_followed_and_nothing_is_executed(text: str, value: str | 
     [
         "from langchain.llms import LLM\nLLM(model='m')",
         "class LLM:\n  pass\nLLM(model='m')",
+        "llm = LLM(model='m', base_url=url)",
+        "docker run a/vllm-runtime:1 dynamo serve graphs.agg:Frontend --port 8000",
+        'FROM vllm/vllm-openai\nENTRYPOINT []\nCMD ["uvicorn", "app:main"]',
         "FROM vllm/vllm-openai\nRUN x",
         "kind: Deployment\nspec: {containers: [{name: web, image: nginx, args: [--pool, vllm-pool]}]}",
         "MODEL_NAME=gpt-4\nLOG_LEVEL=INFO",
@@ -103,7 +106,7 @@ def test_secrets_of_a_notation_are_not_shown(text: str) -> None:
 def test_report_names_the_form_and_what_the_text_does_not_show() -> None:
     report = judge("LLM(model=args.model, tensor_parallel_size=args.tp, **more)", "0.32.0")
     assert report.writing == "Python: LLM(...)"
-    assert "--tensor-parallel-size, $MORE: the text does not show the values" in report.not_checked
+    assert "the values of --tensor-parallel-size, $MORE, which the text does not show" in report.not_checked
     pod = "containers: [{image: vllm/vllm-openai, args: [m], envFrom: [{configMapRef: {name: settings}}]}]"
     assert any("a ConfigMap" in each for each in judge(f"kind: Pod\n{pod}", "0.32.0").not_checked)
 

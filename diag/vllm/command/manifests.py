@@ -22,7 +22,7 @@ _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
-    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*(?:exec[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|\S+)[ \t]+)*"
+    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*(?:exec[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
     r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]",
     re.MULTILINE,
 )
@@ -164,7 +164,7 @@ class _Reader(NamedTuple):
                 is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
                 is_pod = under in ("containers", "mainContainer", "initContainers")
                 yield from self.container(node, name, spec, is_pod=is_pod, is_whole=not is_dynamo)
-            name += ", multi-node" * ("multinode" in node)
+            name += ", multi-node" * ("Dynamo" in name and "multinode" in node)
             for key, child in node.items():
                 yield from self.nested(child, str(key), name, node if key == "containers" else spec)
 

@@ -70,8 +70,9 @@ def image(words: Sequence[str]) -> Image:
             if option.partition("=")[0] == "--entrypoint"
         ]
         serves = words[entry : entry + 1] == ["serve"]
-        if _PROGRAM_WORD.fullmatch("".join(words[entry : entry + 1])):
-            return Image(named)
+        first, then = [*words[entry : entry + 2], "", ""][:2]
+        if _PROGRAM_WORD.fullmatch(first) or (then == "serve" and not _PROGRAM.fullmatch(Path(first).name)):
+            return Image(named)  # as `dynamo serve ...`
         is_idle = not (words[entry:] or programs or by_option or "vllm-openai" in named)  # what it starts is unknown
         if is_idle or (programs and not (Path(programs[-1]).name == "vllm" and serves)):
             return Image(named)
@@ -309,14 +310,10 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
-    for name in {"".join(names) for names in _BY_NAME.findall(text)} if text.count("vllm") < _MOST_WORDS else ():
-        value = re.search(
-            rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?v?(\d+\.\d+\.\d+)\b", text, re.MULTILINE
-        )
-        if value:
-            text = _BY_NAME.sub(
-                lambda hole, name=name, value=value: value[1] if name in hole.groups() else hole[0], text
-            )
+    for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:_MOST_DOCUMENTS]:
+        assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?v?(\d+\.\d+\.\d+)\b"
+        if value := re.search(assigned, text, re.MULTILINE):
+            text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
     wheels = {*_PINNED.findall(text)}
     if images and wheels and images != wheels:

@@ -15,7 +15,6 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
-from diag.vllm.flags.registry import known
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
@@ -125,12 +124,6 @@ class _Source:
             and _names(node.targets[0].value) == ("os", "environ")
         }
         self._read_additions(nodes)
-        self._imports_vllm = any(
-            (getattr(node, "module", None) or alias.name).startswith("vllm")
-            for node in nodes
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for alias in node.names
-        )
         self._foreign = {
             alias.asname or alias.name
             for node in nodes
@@ -170,9 +163,7 @@ class _Source:
         for call in self._calls:
             root, last = _names(call.func)
             keywords = {keyword.arg for keyword in call.keywords if keyword.arg}
-            is_vllm = "server_cls" not in keywords  # of Ray's LLMConfig
-            if last == "LLM" and not self._imports_vllm:  # other libraries have an LLM, too, with keywords of their own
-                is_vllm = all(f"--{name}".replace("_", "-") in known() for name in keywords)
+            is_vllm = keywords.isdisjoint(NOTATIONS["other_llm"])  # other libraries have an LLM, too
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
                 command = serve(self._words(call, last), self._environment)
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))

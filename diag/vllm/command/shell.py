@@ -14,12 +14,10 @@ from diag.core.errors import BadUsage
 
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
-_OTHERWISE = re.compile(
-    r"^[ \t]*(?:\{\{-?[ \t]*else|\{%-?[ \t]*el)[^\n]*\n(?s:.*?)(?=^[ \t]*(?:\{\{-?[ \t]*/|\{%-?[ \t]*end))",
-    re.MULTILINE,
+_BLOCK = re.compile(
+    r"[ \t]*(?:\{\{-?[ \t]*(?:[#/]|(?P<other>else\b))[^\n]*\}\}|\{%-?[ \t]*(?P<another>el)?[^\n]*%\})[ \t]*"
 )
-_BLOCK = re.compile(r"^[ \t]*(?:\{\{-?[ \t]*[#/][^\n]*\}\}|\{%[^\n]*%\})[ \t]*\n", re.MULTILINE)
-"""Lines of a template engine around the first branch of a block, and the other branches."""
+"""A line of a template engine that begins or ends a branch."""
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
@@ -149,8 +147,12 @@ def filled_templates(text: str) -> str:
     """Replace what a template engine fills in, such as {{ model }}, by a shell's variable."""
     if "{{" not in text and "{%" not in text:
         return text
-    text = _BLOCK.sub("", _OTHERWISE.sub("", text))
-    return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", text)
+    lines, is_other = list[str](), False
+    for line in text.split("\n"):  # only the first branch of a block; lines keep their numbers
+        block = _BLOCK.fullmatch(line)
+        is_other = bool(block["other"] or block["another"]) if block else is_other
+        lines.append("" if block or is_other else line)
+    return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
 
 
 def variable_name(text: str) -> str:

@@ -21,6 +21,7 @@ EXPECTED = (
     "expected `vllm serve MODEL --flag value ...` or `python -m vllm.entrypoints.openai.api_server ...`, as"
     f" {', '.join(FORMS)}"
 )
+VARIABLES = "a worker's variables"
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
@@ -234,4 +235,4 @@ def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
     words = from_variables(variables, version) if 1 < len(variables) < _MOST_VARIABLES else None
     if words is None or not any(_LONG_FLAG.match(word) for word in words):  # MODEL_NAME may be of any program
         return ()
-    return (Writing("a worker's variables", serve(words, unread(variables))),)
+    return (Writing(VARIABLES, serve(words, unread(variables))),)
