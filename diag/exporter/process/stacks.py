@@ -116,7 +116,7 @@ def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
         return replace(stack, problem=f"py-spy could not be used: {str(error).splitlines()[0]}")
     if not isinstance(threads, list):
         return replace(stack, problem=_reason(ran.stderr.decode(errors="replace")))
-    with suppress(KeyError, TypeError, AttributeError, ValueError):
+    with suppress(LookupError, TypeError, AttributeError, ValueError, OverflowError, StopIteration):
         main = next(run for run in threads if run.get("os_thread_id") == pid or run["thread_name"] == "MainThread")
         holders = [str(run["thread_name"]) for run in threads if run["owns_gil"] and run is not main]
         frames = tuple(
