@@ -1,6 +1,6 @@
 """The process that the others wait for, from the stacks of processes as vLLM 0.32 and earlier releases have them."""
 
-import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -150,17 +150,27 @@ def test_a_dump_of_vllms_watchdog_names_the_process_and_the_call_of_its_main_thr
 def test_the_dump_of_vllms_watchdog_stands_for_a_stack_that_py_spy_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "vllm").write_text("import time\ntime.sleep(60)\n")
+    command = [
+        sys.executable,
+        str(tmp_path / "vllm"),
+        "serve",
+        "m",
+        "--watchdog-config",
+        f'{{"dump_dir": "{tmp_path}"}}',
+    ]
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
-    pid = os.getpid()
     text = (DUMPS / "VLLM_STACK_DUMP_for_engine_0_12749.log").read_text()
-    file = tmp_path / f"VLLM_STACK_DUMP_for_engine_0_{pid}.log"
-    launch = f"vllm serve m --watchdog-config.dump_dir {tmp_path}"
-    for reason, place in (("shutdown", ""), ("feed timeout", "acquire_read (shm_broadcast.py:893)")):
-        file.write_text(text.replace("feed timeout", reason))
-        dump = stacks.take({pid: Owner("engine", "0")}, launch)
-        (standing,) = roll_call("h:1", [dump, dump], works=False).standing
-        assert standing.place == place
-        assert ("dumped it at Sat Nov 28 10:19:09 2026" in standing.waits) is bool(place)
-    (without,) = stacks.take({pid: Owner("engine", "0")}, "vllm serve m")
-    assert without.problem and not without.frames
+    with subprocess.Popen(command) as server:
+        owners = {server.pid: Owner("engine", "0")}
+        (without,) = stacks.take(owners)
+        assert without.problem and not without.frames
+        file = tmp_path / f"VLLM_STACK_DUMP_for_engine_0_{server.pid}.log"
+        for reason, place in (("shutdown", ""), ("feed timeout", "acquire_read (shm_broadcast.py:893)")):
+            file.write_text(text.replace("feed timeout", reason))
+            dump = stacks.take(owners)
+            (standing,) = roll_call("h:1", [dump, dump], works=False).standing
+            assert standing.place == place
+            assert ("dumped it at Sat Nov 28 10:19:09 2026" in standing.waits) is bool(place)
+        server.kill()
