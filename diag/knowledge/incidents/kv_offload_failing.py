@@ -68,6 +68,6 @@ incident = Incident(
     ),
     operations=("log",),
     mitigate=("Look at the tier's disk or store: space, mount, permissions. Responses stay correct meanwhile.",),
-    hand_over=("--kv-transfer-config with its tiers, `df -h`, `df -i` and the mounts of the host, and the failing log lines",),
+    hand_over=("--kv-transfer-config with its tiers, `df -h`, `df -i` and mounts of the host, and the failing lines",),
     do_not=("Do not delete the files of a tier while the server runs: reads of half-deleted blocks fail one by one.",),
 )
