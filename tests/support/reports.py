@@ -11,7 +11,7 @@ from diag.diagnosis.report import Report
 from diag.report import json as as_json
 
 _LISTS = re.compile(r"\n {19}(?:absent|need more telemetry): .*(?:\n {19}.*)*|\n  Not judged .*(?:\n {19}.*)*")
-_COUNTS = re.compile(r"\b\d+\s+checked\s+on\s+[\d,]+\s+servers?(?:;\s+\d+\s+needs?\s+more\s+telemetry)?")
+_COUNTS = re.compile(r"\(\d+\s+checked\s+on\s+[\d,]+\s+servers?(?:;\s+\d+\s+needs?\s+more\s+telemetry)?\)")
 
 
 @cache
@@ -22,7 +22,7 @@ def judged(name: str) -> Report:
 
 def uncounted(text: str) -> str:
     """A report without how many and which incidents are not present: both grow with the catalogue."""
-    return _COUNTS.sub("N checked", _LISTS.sub("", text))
+    return _COUNTS.sub("(N checked)", _LISTS.sub("", text))
 
 
 def present_only(report: Report) -> str:
