@@ -28,6 +28,8 @@ BUSY = (
     "speculation_ineffective",
     "lora_thrash",
     "kv_offload_effective",
+    "kv_offload_failing",
+    "tool_calls_unparsed",
     "kv_offload_oversized",
     "prefix_hybrid_blocks",
     "output_corrupted",

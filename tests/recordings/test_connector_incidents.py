@@ -183,7 +183,7 @@ def test_a_failing_tier_is_named_and_explains_that_nothing_is_found(tmp_path: Pa
     report = judged(tmp_path, lambda page: kv.tiers(page, cascade_job_failures=0.5, backpressure_stores_dropped=0.5))
     finding = found(report, FAILS)
     assert "cascade of a tier" in str(finding)
-    assert "a slow tier" in str(finding)
+    assert "slow tier" in str(finding)
     assert found(report, OFFLOAD).diagnosis.explained_by == FAILS
 
 

@@ -311,6 +311,7 @@ RECORDED = {
     "lora_thrash": "lora_thrash",
     "api_server_bound": "api_server_bound",
     "data_parallel_lockstep": "data_parallel_lockstep",
+    "kv_offload_failing": "kv_offload_failing",
     "kv_transfer_failing": "kv_transfer_failing",
     "multimodal_cache_desync": "multimodal_cache_desync",
     "output_corrupted": "output_corrupted",

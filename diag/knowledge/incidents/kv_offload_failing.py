@@ -44,7 +44,7 @@ incident = Incident(
         Fix.without_restart(
             change="Read the reason in the log, and look at the disk or the store that the tier is: space, inodes, "
             "permissions, whether it is mounted and answers.",
-            command="grep -E 'block I/O failed|transfer failed job=|batch_lookup failed|tier-poll' {log}; df -hi",
+            command="grep -E 'block I/O failed|transfer failed job=|batch_lookup failed|tier-poll' {log}; df -h; df -i",
             effect="the counters of failed jobs stand still, and the hit rate of the offloaded KV cache rises",
             why=documented("each failed block is logged with its error", THREADS),
         ),
@@ -68,6 +68,6 @@ incident = Incident(
     ),
     operations=("log",),
     mitigate=("Look at the tier's disk or store: space, mount, permissions. Responses stay correct meanwhile.",),
-    hand_over=("--kv-transfer-config with its tiers, `df -hi` and the mounts of the host, and the failing log lines",),
+    hand_over=("--kv-transfer-config with its tiers, `df -h`, `df -i` and mounts of the host, and the failing lines",),
     do_not=("Do not delete the files of a tier while the server runs: reads of half-deleted blocks fail one by one.",),
 )

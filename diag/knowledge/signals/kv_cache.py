@@ -6,7 +6,7 @@ With one, failures are known where the connector exports them (NIXL from 0.11.1 
 followed; LMCache and others have metrics of their own that a page may not show.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from diag.core.incident import reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
@@ -28,43 +28,33 @@ from diag.knowledge.signals.load import ENOUGH
 
 KV_ERRORS = f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'
 KV_FETCHES = 'vllm:num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}'
-OFFLOADING = "|".join(
-    f"{name}_total"
-    for name in (
-        "kv_offload_store_bytes",
-        "simple_kv_offload_save_outcomes",
-        "mooncake_store_operation_keys",
-        "umbp_transfer_submitted",
-        "hf3fs_num_failed_save",
-    )
+OFFLOADING = (
+    "kv_offload_store_bytes|simple_kv_offload_save_outcomes|mooncake_store_operation_keys|umbp_transfer_submitted"
+    "|hf3fs_num_failed_save"
 )
 """Counters that a page has if its connector offloads KV blocks."""
 FEW = 2.5
 """Failures; fewer than three are no rate. `increase` extrapolates, so a count is not a whole number."""
 FAILED_OFFLOADS = {
-    what: f"sum by ($by) (increase(vllm:{name}_total[$window]))"
-    for what, name in {
-        "promotion of a tier": "kv_offload_tiering_promotion_job_failures",
-        "cascade of a tier": "kv_offload_tiering_cascade_job_failures",
-        "HF3FS load": "hf3fs_num_failed_load",
-        "HF3FS save": "hf3fs_num_failed_save",
-    }.items()
+    "promotion of a tier": "kv_offload_tiering_promotion_job_failures_total",
+    "cascade of a tier": "kv_offload_tiering_cascade_job_failures_total",
+    "HF3FS load": "hf3fs_num_failed_load_total",
+    "HF3FS save": "hf3fs_num_failed_save_total",
 }
 """Jobs of offloading that fail; vLLM has no counter of jobs that succeed."""
-NO_ROOM = (
-    "kv_offload_allocation_failure_total",
-    "kv_offload_tiering_promotion_allocation_failures_total",
-    'simple_kv_offload_save_outcomes_total{outcome="dropped_cpu_full"}',
-)
-BY_DESIGN = ("kv_offload_tiering_backpressure_stores_dropped_total", "kv_offload_stores_skipped_total")
-"""Stores that vLLM leaves out: for lack of room, or as its settings have it. Neither is a failure."""
-DROPPED_STORES = {"no room in host memory": "$stores_without_room", "a slow tier, or not reused": "$stores_held_back"}
+DROPPED_STORES = {
+    "no room": "kv_offload_allocation_failure_total",
+    "promotions": "kv_offload_tiering_promotion_allocation_failures_total",
+    "full": 'simple_kv_offload_save_outcomes_total{outcome="dropped_cpu_full"}',
+    "slow tier": "kv_offload_tiering_backpressure_stores_dropped_total",
+    "not reused": "kv_offload_stores_skipped_total",
+}
+"""Stores that vLLM leaves out, by the reason: effects of sizes and settings, no failures."""
 
 
-def _increases(names: Iterable[str]) -> str:
-    """Return the sum of the increases of those counters that a page has."""
-    series = {str(at): f"increase(vllm:{name}[$window])" for at, name in enumerate(names)}
-    return f"sum by ($by) ({labelled('of', series)})"
+def _increases(label: str, counters: Mapping[str, str]) -> str:
+    """Return the increases of counters, each with its key as the value of a label."""
+    return labelled(label, {key: f"increase(vllm:{name}[$window])" for key, name in counters.items()})
 
 
 LARGEST_KERNEL_BLOCK = 256
@@ -152,8 +142,8 @@ PARTS = parts(
             or increase(lmcache:num_stored_tokens_total[$window])) > bool 0)
     # Series by tier and operation begin with the first failure: a page with others of the connector has none. Fewer
     # than three are no rate.
-    offloads: series = count by ($by) (last_over_time({{__name__=~"vllm:({OFFLOADING})"}}[$window]))
-    failed_offload_jobs: jobs = sum by ($by) ({labelled("offload", {**FAILED_OFFLOADS, "none": "0 * $offloads"})})
+    offloads: series = count by ($by) (last_over_time({{__name__=~"vllm:({OFFLOADING})_total"}}[$window]))
+    failed_offload_jobs: jobs = sum by ($by) ({_increases("offload", FAILED_OFFLOADS)} or 0 * $offloads)
     failed_job_share: share =
         ($failed_offload_jobs >= {FEW}) / ($failed_offload_jobs + $finished_requests) or 0 * ($failed_offload_jobs == 0)
     failed_mooncake_keys: keys =
@@ -162,9 +152,7 @@ PARTS = parts(
     failed_key_share: share =
         $failed_mooncake_keys / sum by ($by) (increase(vllm:mooncake_store_operation_keys_total[$window]))
         or $failed_umbp_objects / sum by ($by) (increase(vllm:umbp_transfer_submitted_total[$window]))
-    stores_without_room: stores = {_increases(NO_ROOM)}
-    stores_held_back: stores = {_increases(BY_DESIGN)}
-    dropped_stores: stores = sum by ($by) ({labelled("reason", DROPPED_STORES)})
+    dropped_stores: stores = sum by ($by) ({_increases("why", DROPPED_STORES)})
     # tokens that fill the GPU's own cache twice; if its size is unknown, those that fill a large one
     kv_cache_turnover: tokens = 2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)
     """,
@@ -337,17 +325,15 @@ failed_offloads = signal(
     + any_of(jobs="$failed_job_share", keys="$failed_key_share")
     + " or $no_kv_connector or 0 * $nixl_transfers or 0 * $mooncake_transfers",
     "operations of KV offloading fail: {value} of them",
-    culprit_promql=" or ".join(
-        (f"({labelled('offload', FAILED_OFFLOADS)}) >= {FEW}", "$failed_mooncake_keys", "$failed_umbp_objects")
-    ),
+    culprit_promql=f"({_increases('offload', FAILED_OFFLOADS)}) >= {FEW}",
     culprit_label="{offload}",
 )
 dropped_stores = signal(
     "stores to the offloaded KV cache left out / finished request: ratio ="
     f" $dropped_stores / ($finished_requests >= {FEW})",
     "stores that vLLM left out for every finished request: {value}",
-    culprit_promql=f"({labelled('reason', DROPPED_STORES)}) >= {FEW}",
-    culprit_label="{reason}",
+    culprit_promql=f"({_increases('why', DROPPED_STORES)}) >= {FEW}",
+    culprit_label="{why}",
 )
 external_hit_rate = signal(
     # a prefix is looked for outside only once the GPU's own cache has evicted it, so that has to be filled twice first
