@@ -40,7 +40,7 @@ HEAD = """\
 
 `python bench/hostile.py` on {cores} cores. A target of `tests/fuzz` takes mutated inputs, guided by code coverage; up
 to ten run at a time. A find is an exception that is not diag's own error, an input that takes more than 5 s of CPU
-time (a Prometheus, labels, calls of an agent: 20 s) or 256 MiB of memory, or a secret in the output. The peak is the
+time (a Prometheus, labels, calls of an agent: 20 s) or 200 MB of memory, or a secret in the output. The peak is the
 peak memory of the whole process, with instrumented code and all inputs.
 
 """

@@ -149,9 +149,15 @@ class LogInterpreter:
         is_failure = pattern is not None and pattern.name == ENGINE_START_FAILED
         return is_failure or (is_traceback and not self._records.has_process(line.pid))
 
-    def take_request(self, request: AnsweredRequest, own: float | None, read_at: float, live: bool) -> None:
-        """Interpret a line of uvicorn's access log; `own` is its own time."""
-        self.states.take_request(request, self.clock.resolve(own, read_at, live))
+    def take_request(self, request: AnsweredRequest, line: ParsedLine, read_at: float, live: bool) -> bool:
+        """Interpret a line of uvicorn's access log; return True if uvicorn is certain to have written it.
+
+        It has no head, so one behind a text without an end may be a part of that: a client's.
+        """
+        clock = line.at if line.stamped else read_at if live else None
+        is_doubted = self.phase == "serving" and self._records.is_within_text(clock)
+        self.states.take_request(request, self.clock.resolve(line.at, read_at, live), is_doubted)
+        return not is_doubted
 
     def take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> PlacedLine | None:
         """Interpret a line that shows `pattern`; if `live`, a line without a time gets `read_at`.

@@ -7,8 +7,8 @@ successes outweighs the log.
 
 Stats lines: vLLM prints one every 10 s at INFO while tokens move; they become the series of vLLM's own page. From the
 second interval without a token on, it sends the line to DEBUG, however many requests run (0.8 and later, V1). So a line
-of 0.0 tokens/s and silence after it mean that nothing has moved since, and silence after any other line means nothing:
-the line was due and did not come.
+of 0.0 tokens/s, at an unchanged usage of the KV cache, and silence after it mean that nothing has moved since, and
+silence after any other line means nothing: the line was due and did not come.
 """
 
 import re
@@ -45,6 +45,7 @@ class AnswerCounts:
         """Answers by route and class of the status: "/v1/completions", "2xx"."""
         self._by_status = dict.fromkeys(STATUSES, 0)
         """Answers to requests for inference."""
+        self._is_undecided = False
         self._row = self._longest = 0
         """Refused requests for inference since the last one that succeeded, and the most of them before that one."""
         self.latest: deque[str] = deque(maxlen=LATEST)
@@ -63,9 +64,16 @@ class AnswerCounts:
         self._row = self._longest = 0
         self.latest.clear()
 
-    def count(self, request: AnsweredRequest, at: float) -> None:
-        """Count the answer to a request."""
+    def count(self, request: AnsweredRequest, at: float, is_doubted: bool = False) -> None:
+        """Count the answer to a request; one that may be a client's text counts only if it accuses.
+
+        Whoever can imitate a refusal can as well be refused, but not be served. From a doubted success on, the doubted
+        refusals decide nothing either: if that was a true one, not all requests are refused.
+        """
         route, status = request.route, request.status
+        self._is_undecided = is_doubted and (self._is_undecided or status.startswith("2"))
+        if self._is_undecided:
+            return
         of_class = f"{status[0]}xx"
         self.by_route[route, of_class] += 1
         if len(self.by_route) > MOST_ROUTES:
@@ -159,7 +167,11 @@ class EngineLoad:
     output_tokens: float = 0.0
     highest_usage: float = 0.0
     is_still: bool = False
-    """True if the line reported no token, in a release that falls silent then, or the watchdog says so."""
+    """True if the line reported no token, in a release that falls silent then, or the watchdog says so.
+
+    A prompt counts when its last chunk is computed, minutes after the first for a long one: if the usage of the KV cache
+    has risen, the engine worked, and the silence that follows may be the rest of that prefill.
+    """
 
     def read(self, line: re.Match[str], at: float) -> None:
         """Take the next line: its throughputs are the means since the line that was due before it."""
@@ -170,9 +182,10 @@ class EngineLoad:
         self.output_tokens += output * elapsed
         self.at, self.running, self.waiting = at, int(line["running"]), int(line["waiting"])
         self.deferred = int(line["deferred"]) if line["deferred"] else None
-        self.usage = float(line["usage"]) / 100 if line["usage"] else None
+        before, self.usage = self.usage, float(line["usage"]) / 100 if line["usage"] else None
         self.highest_usage = max(self.highest_usage, 1.0 if self.usage is None else self.usage)
-        self.is_still = not (prompt or output) and line["kind"] == "Waiting"
+        prefills = before is not None and self.usage is not None and self.usage > before
+        self.is_still = not (prompt or output or prefills) and line["kind"] == "Waiting"
 
     def give_up(self) -> None:
         """Take one request out, whose client gave up: where none is left, nobody knows whether the engine is well."""

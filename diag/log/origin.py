@@ -74,15 +74,15 @@ class RecordTracker:
         self.has_foreign = self.has_foreign or (is_foreign and phase != "starting")
         if phase == "serving":
             clock = line.at if line.stamped else read_at
-            is_quoted, is_doubted = line.form == "inside", False
-            if self._endless is not None and not is_quoted and self.doubts:
-                began, before = self._endless
-                is_over = clock is not None and (began is None or clock - began >= QUIET)
-                is_doubted = not is_over
+            is_quoted = line.form == "inside"
+            is_doubted = not is_quoted and self.is_within_text(clock)
+            if self._endless is not None and is_doubted:
                 # a line's own time may be a part of the text too, so it ends the text for later lines at most
+                began, before = self._endless
                 before = line.at if before is None else before  # the first line of a log whose beginning is lost
-                is_last = clock is None and line.source and line.at is not None and line.at - (before or 0.0) >= QUIET
-                self._endless = None if is_over or is_last else (began, before)
+                is_known = not self._pids or line.pid in self._pids
+                is_later = is_known and line.source and line.at is not None and line.at - (before or 0.0) >= QUIET
+                self._endless = None if clock is None and is_later else (began, before)
             if is_foreign:
                 self._endless = clock, latest
             if is_quoted or is_doubted:
@@ -99,6 +99,15 @@ class RecordTracker:
             return LineOrigin.UNPROVEN
         is_uvicorn = not pattern.logger and line.form != "foreign" and (pattern.kind != "stage" or line.level != RAW)
         return LineOrigin.VLLM if is_uvicorn else LineOrigin.QUOTED
+
+    def is_within_text(self, clock: float | None) -> bool:
+        """Return True if a line may continue a text without an end; `clock` is when it was written, None if unknown."""
+        if self._endless is None or not self.doubts:
+            return False
+        began, _ = self._endless
+        if clock is not None and (began is None or clock - began >= QUIET):
+            self._endless = None
+        return self._endless is not None
 
     def has_process(self, pid: str) -> bool:
         """Return True if a process of the start has that PID; "" in releases that log no PID."""

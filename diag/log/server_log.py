@@ -111,13 +111,14 @@ class ServerLog:
         head = None if self._parser.is_within_line else UVICORN.match(line)
         request = parse_request(line[head.end() :]) if head else None
         if head and request:
-            self._take_request(request, self._parser.parse_time(head["iso"], read_at), read_at, live)
+            own = self._parser.parse_time(head["iso"], read_at)
+            self._take_request(request, ParsedLine("", at=own, stamped=own is not None), read_at, live)
             return
         for parsed in self._parser.parse(line[:MOST_CHARACTERS], read_at):
             if is_access(parsed):
                 request = parse_request(parsed.text) if parsed.form != "inside" else None
                 if request:
-                    self._take_request(request, parsed.at, read_at, live)
+                    self._take_request(request, parsed, read_at, live)
                 continue
             numbered, main = parsed._replace(number=number), self._claimed or self._proven
             pattern = recognise(numbered.text, numbered.level)
@@ -135,13 +136,14 @@ class ServerLog:
             if has_begun or main.states.served > served or main.phase != "serving":
                 self._if_ended = None
 
-    def _take_request(self, request: AnsweredRequest, own: float | None, read_at: float, live: bool) -> None:
-        for interpreter in filter(None, (self._proven, self._claimed)):
-            interpreter.take_request(request, own, read_at, live)
+    def _take_request(self, request: AnsweredRequest, line: ParsedLine, read_at: float, live: bool) -> None:
+        if self._claimed is not None:
+            self._claimed.take_request(request, line, read_at, live)
+        if self._proven.take_request(request, line, read_at, live):
+            self._if_ended = None
         if self._survival is not None:
-            self._survival.take_request(request, own, read_at)
+            self._survival.take_request(request, line, read_at)
             self._end_survival()
-        self._if_ended = None
 
     def _take(self, line: ParsedLine, pattern: Pattern | None, read_at: float, live: bool) -> None:
         """Interpret a line; if it only claims what it says, believe it in a second interpretation."""
@@ -282,11 +284,11 @@ class Survival:
             if self.interpreter.states.served > served and reports_tokens(line.text):
                 self._note_work()
 
-    def take_request(self, request: AnsweredRequest, own: float | None, read_at: float) -> None:
+    def take_request(self, request: AnsweredRequest, line: ParsedLine, read_at: float) -> None:
         """Interpret a line of the access log, as `LogInterpreter.take_request` does; some requests need the engine."""
-        self.interpreter.take_request(request, own, read_at, live=False)
+        is_written = self.interpreter.take_request(request, line, read_at, live=False)
         needs_engine = request.method == "POST" and is_served(request.route)
-        if needs_engine and request.status.startswith("2") and request.is_addressed:
+        if is_written and needs_engine and request.status.startswith("2") and request.is_addressed:
             self._note_work()
 
     def _note_work(self) -> None:

@@ -76,11 +76,13 @@ class ServerStates:
         if self.run.phase == "starting" and self.run.startup.exists:
             self.serve(at)
 
-    def take_request(self, request: AnsweredRequest, at: float) -> None:
-        """Take a line of uvicorn's access log."""
-        self.answers.count(request, at)
+    def take_request(self, request: AnsweredRequest, at: float, is_doubted: bool = False) -> None:
+        """Take a line of uvicorn's access log; one that may be a client's text shows no server at work."""
+        self.answers.count(request, at, is_doubted)
         if request.status.startswith("5"):
             self.cut_off("answers", at)
+        if is_doubted:
+            return
         self.writers.note_route(request.route)
         is_answer = request.status.startswith("2") and asks_for_inference(request.method, request.route)
         if is_answer and not self.load.engines:  # a stream is answered before its first token: stats lines tell more
@@ -102,6 +104,8 @@ class ServerStates:
 
     def begin(self, at: float) -> None:
         """Begin a new start."""
+        if self.writers.is_script and not self.writers.has_api_server:  # it was done with one engine, and makes another
+            self.crashes.stop()
         self.crashes.begin(at)
         self.answers.begin()
         self.load.begin()

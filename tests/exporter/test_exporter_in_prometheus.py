@@ -8,22 +8,28 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
 from support.bad_servers import pages, serving
 from support.exporter_server import listening, vllms_page
+from support.forged_access import access_lines, behind_line_feeds, heads
+from support.imitations import SERVER_0_32
 from support.paths import ROOT
-from support.prometheus_server import PLACES, program
+from support.prometheus_server import PLACES, answer, program
 from support.prometheus_server import serving as prometheus
 from typer.testing import CliRunner
 
 from diag.cli.app import app
+from diag.commands import doctor
 from diag.commands.exporter import Exporter, ExporterOptions
+from diag.commands.observe import ObserveOptions
 from diag.core.metric_families import families
+from diag.sources.prometheus.scope import Scope, TimeSpan
 
 DEPLOY = ROOT / "deploy"
 CONFIG = """
@@ -68,11 +74,74 @@ def test_every_metric_name_arrives_unchanged(place: str) -> None:
     assert [(each["metric"]["instance"], each["value"][1]) for each in up] == [(target, "1")]
 
 
+DIED = ("EngineCore encountered a fatal error.", "Traceback (most recent call last):", "RuntimeError: CUDA error: x")
+
+
+def until(is_so: Callable[[], bool], seconds: float = 180.0) -> None:
+    """Wait until something is so, however long a busy host takes for it."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+
+
 def names_or_none(url: str) -> set[str]:
     try:
         return names(url)
     except OSError:  # it does not listen yet
         return set()
+
+
+@pytest.mark.prometheus
+def test_forged_access_lines_arrive_in_a_prometheus_as_nothing_and_a_death_among_them_as_one(tmp_path: Path) -> None:
+    """Two servers, one of which dies; into the log of each a client writes before and after that."""
+    started = SERVER_0_32.start
+    with ExitStack() as running:
+        ends = ExitStack()
+        dead, alive = (
+            ends.enter_context(serving(pages(vllms_page()))),
+            running.enter_context(serving(pages(vllms_page()))),
+        )
+        exporters = []
+        for name, vllm in (("dead", dead), ("alive", alive)):
+            (tmp_path / name).write_text(started, encoding="utf-8")
+            exporter = Exporter(ExporterOptions(vllm.url, log=str(tmp_path / name), log_timezone="UTC"))
+            exporter.start()
+            exporters.append(running.enter_context(listening(answering=exporter)).removeprefix("http://"))
+        config = CONFIG.format(target='","'.join(exporters))
+        server = running.enter_context(prometheus(program("PATH"), (), config))
+        begun = time.time()
+        until(lambda: len(answer(server, 'vllm:num_requests_running{engine="0"}') or ()) == 2)
+        api, engine = heads(started)
+        for name in ("dead", "alive"):
+            at = time.time()
+            clock = f"{datetime.fromtimestamp(at, UTC):%m-%d %H:%M:%S}"
+            died = [f"{engine}ERROR {clock} [core.py:1510] {text}" for text in DIED] if name == "dead" else []
+            forged = [*access_lines(started, at), *behind_line_feeds(started, at)]
+            last = f"{api}INFO {clock} [loggers.py:259] the last line"
+            with (tmp_path / name).open("a", encoding="utf-8") as log:
+                log.writelines(f"{line}\n" for line in (*forged[:66], *died, *forged, last))
+        ends.close()
+        until(lambda: len(answer(server, f"diag_vllm_log_last_line_timestamp_seconds >= {begun - 1}") or ()) == 2)
+        wanted = {(exporters[0], event) for event in ("engine_dead", "cuda_error")}
+
+        def counted() -> set[tuple[str, str]]:
+            events = answer(server, "diag_vllm_log_events_total > 0") or {}
+            return {(dict(key)["instance"], dict(key)["event"]) for key in events}
+
+        until(lambda: counted() >= wanted)
+        assert counted() == wanted
+        assert not answer(server, 'diag_vllm_log_claim_timestamp_seconds{event="engine_dead"}')
+        options = ObserveOptions([], prometheus=server.url, scope=Scope(TimeSpan(since=f"{begun}")))
+
+        def named() -> set[tuple[str, str]]:
+            report = doctor.run(options)
+            return {
+                (found.diagnosis.incident.id, dict(found.diagnosis.subject)["instance"]) for found in report.present
+            }
+
+        until(lambda: ("engine_dead", exporters[0]) in named())
+        assert not [incident for incident, instance in named() if instance == exporters[1]]
 
 
 @pytest.mark.prometheus

@@ -4,16 +4,20 @@ import json
 import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from support.forged_access import access_lines, behind_line_feeds
 from support.imitations import SERVER_0_32 as NEW
 from support.imitations import Heads, at_of, imitations
 from support.paths import LOGS
 from support.sampling import some
 
+from diag.log.corroboration import Measurement
 from diag.log.parse_line import read_timed_lines, split_redrawn
 from diag.log.patterns import Pattern, patterns, recognise
 from diag.log.server_log import ServerLog
+from diag.log.tail import LogTail
 
 NOW = datetime(2026, 11, 21, 20, tzinfo=UTC).timestamp()
 TIME = "2026-11-21T19:50:00.000000000Z"
@@ -113,6 +117,13 @@ def known(state: ServerLog) -> tuple[object, ...]:
     return samples, dict(state.config.numbers), state.config.version, state.config.model
 
 
+def without_places(state: ServerLog) -> tuple[object, ...]:
+    """What is known, without the files and the numbers of quoted lines."""
+    samples, *others = known(state)
+    told = [(name, [one for one in labels if not one.isdigit() and "/" not in one], at) for name, labels, at in samples]  # type: ignore[attr-defined]
+    return told, *others
+
+
 def serving(server: Heads, frame: Callable[[str], str] = str) -> ServerLog:
     state = ServerLog(UTC, "server.log")
     feed(state, *(frame(line) for line in server.start.split("\n") if line.strip()))
@@ -199,6 +210,34 @@ def test_line_behind_a_long_one_in_the_journal_is_its_rest_only_from_48_kibibyte
     state = serving(NEW, in_journal)
     feed(state, in_journal(message), in_journal(FATAL + DIED))
     assert events(state) == expected
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["alive", "dead"])
+@pytest.mark.parametrize("forged", [access_lines, behind_line_feeds])
+def test_forged_access_lines_in_a_followed_log_hide_and_make_nothing(
+    forged: Callable[[str, float], list[str]], dies: bool, tmp_path: Path
+) -> None:
+    """The same log is followed with and without them, a death among them or not; the server's page ends with it."""
+
+    def followed(name: str, *forged: str) -> ServerLog:
+        now, file = [NOW], tmp_path / name
+        file.write_text(NEW.start, encoding="utf-8")
+        tail = LogTail(str(file), UTC, lambda: now[0])
+        tail.step()
+        died = [f"{FATAL}{DIED}", f"{FATAL}Traceback (most recent call last):", f"{FATAL}RuntimeError: CUDA error: x"]
+        for at, lines in enumerate(([], forged, died if dies else [], forged, [], forged, [])):
+            now[0] = NOW + 100 * at
+            with file.open("a", encoding="utf-8") as log:
+                log.writelines(f"{line}\n" for line in lines)
+            tail.step()
+            alive = not dies or at < 2
+            tail.page(Measurement(now[0], page=alive, answers=alive, started={"page": NOW - 900}, tokens=7.0 + at))
+        return tail.state
+
+    ours, theirs = followed("a.log", *forged(NEW.start, NOW)), followed("a.log")
+    assert without_places(ours) == without_places(theirs)
+    assert (ours.state, events(ours)) == (("dead", {"engine_dead": 1, "cuda_error": 1}) if dies else ("serving", {}))
+    assert ours.withdrawn is None
 
 
 # -- what is true stays true ------------------------------------------------------------------------------------------

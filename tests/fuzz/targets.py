@@ -5,6 +5,7 @@ which a page or a server's answer counts as a failed one) are answers; anything 
 """
 
 import asyncio
+import csv
 import gzip
 import io
 import json
@@ -23,29 +24,32 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 from fuzz.answers import good, odd
-from mcp import Client
+from kubernetes.config import kube_config
+from mcp import Client as Agent
 from support import bad_servers, promql_cases, rewriting
 from support.bad_servers import Reply, Request
 from support.secrets import corpus, placed
 
 from diag import promql
-from diag.commands import budget, lint
+from diag.commands import budget, explain, lint
 from diag.commands.mcp.server import DiagServer
 from diag.commands.mcp.targets import AllowedTargets, own_texts
-from diag.commands.observe import ObserveOptions, judge_observation, site, take_snapshot
+from diag.commands.observe import ObserveOptions, judge_observation, look, site, take_snapshot
 from diag.commands.options import BudgetOptions, RampOptions
 from diag.commands.ramp import run as run_ramp
 from diag.core.contract import Contract, apply_overrides
 from diag.core.contract import read as read_contract
 from diag.core.errors import DiagError
-from diag.core.files import read_yaml
+from diag.core.files import parse_json, read_yaml
 from diag.core.incident import Fix, Incident, LookAlike, Signal, judged
 from diag.diagnosis import configuration, fleet
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report, Snapshot
+from diag.diagnosis.roll_call import roll_call
 from diag.exporter.nccl import NcclStatus, NotRas, nccl_samples, read_status
-from diag.exporter.process import table
+from diag.exporter.process import stacks, table
 from diag.exporter.process.kernel import control_group, last_vllm_kill
+from diag.exporter.process.server import Owner
 from diag.exporter.process.table import ProcessEntry
 from diag.exporter.vllm_page import PageReader
 from diag.exporter.web_config import AccessFiles
@@ -53,26 +57,31 @@ from diag.exposition import NotMetrics, plain
 from diag.exposition.scrapes import Parser
 from diag.http import prometheus_api
 from diag.http.address import Credentials, parse
-from diag.http.failure import Failure
+from diag.http.client import Client
+from diag.http.failure import VLLM, Failure
+from diag.http.vllm_server import VllmServer
 from diag.knowledge.catalog import CatalogEntry, check, load
+from diag.knowledge.other_engines import program_of_models
 from diag.log.memory_sizes import read_memory_log
 from diag.log.tail import LogTail
 from diag.normal.baseline import learn, save
 from diag.normal.baseline import read as read_baseline
 from diag.normal.comparison import by_baseline
+from diag.preflight.check import NotChecked, PreflightFacts
+from diag.preflight.telemetry import pager_route, rules_loaded, scraped
 from diag.ramp.comparison import compare, trend
 from diag.report import html, markdown, ramps, settings, terminal
 from diag.report import json as as_json
 from diag.report import ramp as ramp_report
 from diag.sources import kept_ramp
-from diag.sources.kubernetes.cluster import Api, Place
+from diag.sources.kubernetes.cluster import Api, Place, cluster_of
 from diag.sources.kubernetes.servers import find_with, gather
 from diag.sources.recording.bundle import MAGIC, pack, unpacked
 from diag.sources.recording.reader import read as read_recording
 from diag.sources.source import open_prometheus
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.shown import shown
-from diag.vllm.running_config import ServerFacts, read_launch
+from diag.vllm.running_config import ServerFacts, read_launch, settle
 
 ROOT = Path(__file__).parents[2]
 CORPUS, RECORDINGS = Path(__file__).parent / "corpus", ROOT / "tests" / "recordings"
@@ -302,10 +311,9 @@ def model(text: bytes) -> str:
         options = lint.LintOptions(vllm_version="0.32.0", gpu="h100")
         told = lint.run(f"vllm serve {folder} --gpu-memory-utilization 0.5 {beside}", options, as_json=False)[0]
         one, several = BudgetOptions(folder, "h100"), BudgetOptions(folder, "h100", context="2k", concurrency=4)
-        for budgeted in (one, several):
-            for as_json in (False, True):
-                with suppress(*ANSWERS):
-                    told += budget.run(budgeted, as_json)[0]
+        for budgeted, as_json in ((one, False), (several, True)):
+            with suppress(*ANSWERS):
+                told += budget.run(budgeted, as_json)[0]
     return told
 
 
@@ -324,7 +332,7 @@ def arguments(text: bytes) -> str:
 
     async def talk() -> str:
         told = ""
-        async with Client(DiagServer(targets, _own_texts(), "", 60)) as client:
+        async with Agent(DiagServer(targets, _own_texts(), "", 60)) as client:
             for line in text.decode("utf-8", "replace").split("\n")[:4]:
                 name, _, given = line.partition(" ")
                 try:
@@ -375,6 +383,112 @@ def labels(text: bytes) -> str:
     if _truths()[name] == "healthy" and not any(value for _, _, value in changes):  # a value may feign an incident
         assert report.verdict in ("healthy", "unknown"), f"a healthy server is {report.verdict} without its labels"
     return _every_form(report)
+
+
+def alone(text: bytes) -> str:
+    """A log as the only evidence, in any layout of a collector or a log store: judged, and shown in every form.
+
+    A watchdog's stack dump is such a log too.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "VLLM_STACK_DUMP_for_engine_0_4711.log")
+        file.write_bytes(text)
+        contract, incidents = site(None, None)
+        return _every_form(look(ObserveOptions([str(file)], log_timezone="UTC"), contract, incidents).report)
+
+
+def recorded_pages(text: bytes) -> str:
+    """The compressed pages of a recording, cut or damaged."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "metrics.prom.gz").write_bytes(text)
+        seen = read_recording(Path(folder))
+        return str((seen.notes, seen.versions, seen.models))
+
+
+def dumped(text: bytes) -> str:
+    """Two answers of py-spy about this process, as `diag doctor --stacks` reads and tells them."""
+    parts = [*text.split(BETWEEN), text][:2]
+    with tempfile.TemporaryDirectory() as folder:
+        program, answer = Path(folder, "py-spy"), Path(folder, "answer")
+        program.write_text(f"#!/bin/sh\nexec cat {answer}\n", encoding="utf-8")
+        program.chmod(0o755)
+        dumps = []
+        for part in parts:
+            answer.write_bytes(part)
+            dumps.append([stacks._stack(os.getpid(), Owner("engine", "0"), str(program))])
+    report = _healthy().report._replace(roll_calls=(roll_call("h:1", dumps, works=False),))
+    return _every_form(report)
+
+
+def own_incident(text: bytes) -> str:
+    """An incident file of a user's: Python that is trusted, but may be broken."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "users_own.py").write_bytes(text)
+        return str([incident.title for incident in load(Path(folder)) if incident.id == "users_own"])
+
+
+def kubeconfig(text: bytes) -> str:
+    """A kubeconfig, whose token no message shows."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "config")
+        file.write_bytes(text.replace(b"exec:", b"exec_:"))  # a plugin is run: it is trusted
+        os.environ["KUBECONFIG"] = str(file)
+        try:
+            where, address, _ = cluster_of("inference/app=vllm")
+        finally:
+            del os.environ["KUBECONFIG"]
+            kube_config._cleanup_temp_files()
+        return f"{where} {address.shown}"
+
+
+def server(text: bytes) -> str:
+    """What a live server answers beside its page: /version, /v1/models and /server_info."""
+    documents = dict(zip(("/version", "/v1/models", "/server_info"), text.split(BETWEEN), strict=False))
+
+    def answer(request: Request) -> Reply:
+        path = request.path.partition("?")[0]
+        found = _good_page() if path == "/metrics" else documents.get(path)
+        return Reply(b"", 404) if found is None else Reply(found, 200, {"Content-Type": "application/json"})
+
+    with bad_servers.serving(answer) as running:
+        asked = VllmServer(parse(running.url), Client(parse(running.url), Credentials(), 5.0, VLLM))
+        asked.page()
+        asked.fetch_facts()
+        document = documents.get("/v1/models", b"")
+        return f"{asked.facts} {program_of_models(document)} {settle({}, asked.facts)} {asked.notes}"
+
+
+def telemetry(text: bytes) -> str:
+    """What a Prometheus and an Alertmanager answer to `diag preflight`."""
+    parts = [json_or_none(part) for part in [*text.split(BETWEEN), b"null", b"null", b"null", b"null"][:4]]
+    answers = dict(zip(("/api/v1/targets?state=active", "/api/v1/rules", "/api/v1/alertmanagers"), parts, strict=False))
+    facts = PreflightFacts(
+        Contract(),
+        load(),
+        "0.32.0",
+        running=True,
+        instance="h:1",
+        prometheus=answers.get,
+        alertmanager=lambda _: parts[3],
+    )
+    told = ""
+    for check_of_telemetry in (scraped, rules_loaded, pager_route):
+        with suppress(NotChecked, *ANSWERS):
+            told += "".join(f"{outcome}" for outcome in check_of_telemetry(facts))
+    return told
+
+
+def json_or_none(text: bytes) -> object:
+    """The document as diag's client for Prometheus reads one; None for none."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
+
+
+def pasted(text: bytes) -> str:
+    """A name, a flag, a metric or a pasted line, to be explained."""
+    return explain.run(text.decode("utf-8", "replace"), None)
 
 
 def _every_form(report: Report) -> str:
@@ -473,6 +587,48 @@ def _secrets() -> Iterator[bytes]:
     yield from (line for log in _logs() for line in log.splitlines()[::50])
 
 
+HEADS = (
+    "2026-04-25T09:00:{:02d}.1Z stderr F ",
+    "[pod/vllm-0/vllm] 2026-04-25T09:00:{:02d}Z ",
+    "Apr 25 09:00:{:02d} h vllm[1]: ",
+)
+
+
+def _layouts() -> Iterator[bytes]:
+    """A log as log stores export it: CSV, a document and lines of JSON, lines with a collector's head."""
+    file = ROOT / "tests" / "data" / "logs" / "v1_0.8.5_no_kv_memory.log"
+    lines = file.read_text("utf-8").splitlines()[:60]
+    rows = io.StringIO()
+    csv.writer(rows).writerows(
+        [("timestamp", "message"), *((1745571600000 + at, line) for at, line in enumerate(lines))]
+    )
+    yield rows.getvalue().encode()
+    records = [{"line": line, "timestamp": f"{1745571600 + at}"} for at, line in enumerate(lines)]
+    yield json.dumps(records[::-1]).encode()
+    for head in HEADS:
+        yield "\n".join(head.format(at) + line for at, line in enumerate(lines)).encode()
+    kept = ({"log": line + "\n", "stream": "stderr", "time": "2026-04-25T09:00:00.1Z"} for line in lines)
+    yield "\n".join(map(json.dumps, kept)).encode()
+
+
+def _compressed() -> Iterator[bytes]:
+    pages = [_thinned(page) for page in _pages("healthy", 3)]
+    yield gzip.compress(b"".join(pages))
+    yield b"".join(map(gzip.compress, pages))
+
+
+def _own_incidents() -> Iterator[bytes]:
+    for name in ("requests_refused", "kv_cache_filling", "gpu_power_brake", "engine_stalled"):
+        file = ROOT / "diag" / "knowledge" / "incidents" / f"{name}.py"
+        yield file.read_bytes().replace(f'id="{name}"'.encode(), b'id="users_own"')
+
+
+def _names() -> Iterator[bytes]:
+    yield from (b"vllm:num_requests_running", b"--max-num-seqs", b"kv_eviction_cascade", b"DiagEngineDead", b"nccl")
+    texts = (ROOT / "tests" / "data" / "logs" / "texts.tsv").read_bytes()
+    yield from (line.rpartition(b"\t")[2] for line in texts.splitlines()[::9])
+
+
 def _deploy() -> Iterator[bytes]:
     yield (ROOT / "deploy" / "kubernetes-sidecar.yaml").read_bytes()
 
@@ -519,12 +675,20 @@ TARGETS: Mapping[str, Target] = {
     "results": Target(results, _results),
     "ramp": Target(ramp, lambda: iter(())),
     "kernel": Target(kernel, lambda: iter(())),
-    "model": Target(model, _models),
+    "model": Target(model, _models, 10.0),  # three commands, each of which sizes for every release
     "nccl": Target(nccl, lambda: iter(())),
     "web_config": Target(web_config, lambda: iter(())),
     "arguments": Target(arguments, lambda: iter(()), 20.0),
     "prometheus": Target(prometheus, lambda: iter(()), 20.0),
     "labels": Target(labels, _lost_labels, 20.0),
+    "alone": Target(alone, lambda: (*_logs(), *_layouts())),
+    "pages_gz": Target(recorded_pages, _compressed),
+    "stacks": Target(dumped, lambda: iter(())),
+    "incident": Target(own_incident, _own_incidents),
+    "kubeconfig": Target(kubeconfig, lambda: iter(())),
+    "server": Target(server, lambda: iter(())),
+    "telemetry": Target(telemetry, lambda: iter(())),
+    "explain": Target(pasted, _names),
 }
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from support.forged_access import access_lines, behind_line_feeds
 from support.paths import RECORDINGS
 
 from diag.commands import doctor
@@ -65,9 +66,12 @@ def with_lines(name: str, folder: Path, share: float, lines_of: str) -> Path:
     times = [float(at) for at in re.findall(rb"^# scrape ([\d.]+) ", text, re.MULTILINE)]
     at = float(int(times[0] + share * (times[-1] - times[0])))
     log = (folder / "server.log").read_text(encoding="utf-8", errors="replace")
-    lines = {"behind a warning": [WARNING, *forged(log, at)], "death": forged(log, at)[:4]}.get(
-        lines_of, forged(log, at)
-    )
+    lines = {
+        "alone": forged(log, at),
+        "behind a warning": [WARNING, *forged(log, at)],
+        "death": forged(log, at)[:4],
+        "access lines": [*access_lines(log, at), *access_lines(log, at), *behind_line_feeds(log, at)],
+    }[lines_of]
     zone = datetime.fromtimestamp(at, UTC)
     before, after = [], []
     moment = 0.0
@@ -81,7 +85,7 @@ def with_lines(name: str, folder: Path, share: float, lines_of: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("lines_of", ["alone", "behind a warning"])
+@pytest.mark.parametrize("lines_of", ["alone", "behind a warning", "access lines"])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_lines_that_a_client_wrote_change_no_verdict(name: str, lines_of: str, tmp_path: Path) -> None:
     folder, real = tmp_path / name, RECORDINGS / name
@@ -111,10 +115,13 @@ def test_health_of_503_proves_the_death_that_the_log_of_an_idle_server_claims(tm
     assert "OutOfMemoryError" in report.present[0].quotes[0].text
 
 
+@pytest.mark.parametrize(("share", "lines_of"), [(0.2, "alone"), (0.2, "access lines"), (1.0, "access lines")])
 @pytest.mark.parametrize("name", ["engine_dead", "engine_device_fault"])
-def test_a_real_death_after_forged_lines_keeps_its_cause(name: str, tmp_path: Path) -> None:
+def test_a_real_death_among_forged_lines_keeps_its_cause(
+    name: str, share: float, lines_of: str, tmp_path: Path
+) -> None:
     """The recordings run idle for some seconds before the death, so a third of the way is well before it."""
-    folder = with_lines(name, tmp_path / name, 0.2, "alone")
+    folder = with_lines(name, tmp_path / name, share, lines_of)
     real, found = judged(RECORDINGS / name), judged(folder)
     assert (found.verdict, [f.diagnosis.incident.id for f in found.present]) == (
         real.verdict,

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support.forged_access import access_lines, behind_line_feeds
 from support.paths import LOGS, RECORDINGS
 from support.reports import judged_logs as judged
 
@@ -510,8 +511,10 @@ BY_MODULE = [
 ]
 
 
-def test_a_script_that_ends_in_order_has_no_failure(tmp_path: Path) -> None:
-    assert judged(write(tmp_path, [*SCRIPT, *RAN])).verdict == "no_incident"
+@pytest.mark.parametrize("engines", [1, 5], ids=["one engine", "five, one after the other"])
+def test_a_script_that_ends_in_order_has_no_failure(tmp_path: Path, engines: int) -> None:
+    lines = [line.replace("10:00", f"10:{minute:02d}") for minute in range(engines) for line in (*SCRIPT, *RAN)]
+    assert judged(write(tmp_path, lines)).verdict == "no_incident"
 
 
 @pytest.mark.parametrize("frames", [[*RAISED, IN_PACKAGE], BY_MODULE], ids=["a script", "a module"])
@@ -550,20 +553,12 @@ def statistics(seconds: float, tokens: float = 10.0) -> str:
     return f"(APIServer pid=24326) INFO {at} [loggers.py:259] Engine 000: {rates}, Waiting: 0 reqs"
 
 
-ANSWERED = '- "POST /v1/completions HTTP/1.1" 200 OK'
-TEXTS = (
-    *(f"x {ANSWERED}", f"10.0.0.7:51234 {ANSWERED}", f"10.0.0.7:51234 {ANSWERED} INFO:     ::1:7", ANSWERED[2:], "y"),
-    *("Avg prompt throughput: 100.0 tokens/s", statistics(90)[22:], statistics(90)[56:], statistics(90), DIED[0]),
-    *("Application startup complete.", "Started server process [24326]", "[::1", "1.2.3.4:5 x", "10.0.0.7:51234\u2028"),
-)
-"""Texts of a client in X-Forwarded-For."""
-ROUTES = ("/v1/completions", "/v1/completions/render?x=/v1/completions", "/tokenize", "/v1/models")
-
-
-def test_no_text_of_a_client_in_the_access_log_hides_a_death_or_makes_one(tmp_path: Path) -> None:
-    """Sixty forms of access lines in a log, each twice: with an address, only a route that needs the engine is work."""
-    lines = [f'INFO:     {text}:0 - "POST {route} HTTP/1.1" 200 OK' for text in TEXTS for route in ROUTES]
-    lines += [f'INFO:     10.0.0.7:51234 - "POST {route} HTTP/1.1" 200 OK' for route in ROUTES[1:]]
+@pytest.mark.parametrize("forged", [access_lines, behind_line_feeds])
+def test_no_text_of_a_client_in_the_access_log_hides_a_death_or_makes_one(
+    forged: Callable[[str, float], list[str]], tmp_path: Path
+) -> None:
+    """Sixty forms of access lines, each twice, more than half a minute after the death and without one."""
+    lines = forged("\n".join(SERVING), datetime(2026, 11, 21, 20, 1, 30, tzinfo=UTC).timestamp())
     later = [statistics(90, 0.0), *lines, *lines]
     died = [ENGINE_OF_SERVING + text for text in DIED]
     report = judged(write(tmp_path, [*SERVING, *died, *later]))

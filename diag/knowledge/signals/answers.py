@@ -244,6 +244,12 @@ invalid_answers = signal(
     window_scaling="peak",
     needs="the access log",
 )
+too_large_answers = signal(
+    "answers 413 in the log: answers = $too_large_in_log",
+    "requests whose body is too large (HTTP 413): {value}",
+    window_scaling="peak",
+    needs="the access log",
+)
 names_asked_in_vain = signal(
     "models and routes asked for in vain: names = count by ($by) ($names_asked_lately) or 0 * $refused_in_log",
     "models and routes that requests of the last 5 minutes asked for and that are not served: {value}",

@@ -10,7 +10,7 @@ from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import USUAL_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.gpu import as_of_first_node
-from diag.knowledge.signals.log import lately
+from diag.knowledge.signals.log import lately, since_start
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
@@ -48,8 +48,8 @@ def _of_the_other(part: str) -> str:
 PARTS = parts(
     vars(),
     f"""
-    # vLLM repeats the line every 60 s
-    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)}
+    # vLLM repeats the line every 60 s; at a start it tells of ranks that compile
+    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)} * {since_start(SHM_BROADCAST_WAIT)}
     """,
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
     EXPERT_BALANCE=EXPERT_BALANCE,
@@ -62,7 +62,7 @@ load_of_peers = signal(
     + _beside_peers(
         "$load_of_model", "/", "clamp_min($load_of_model_of_the_other, 1)", "clamp_min($median_load_of_peers, 1)"
     ),
-    "it holds {value} times as many requests as the median of its peers",
+    "its requests / the median of its peers: {value}",
 )
 load_beyond_peers = signal(
     "requests above the median of its peers: requests = "
@@ -101,7 +101,7 @@ tokens_of_peers = signal(
         "clamp_min($output_tokens_of_model_of_the_other, 1)",
         f"clamp_min(quantile {PEERS} (0.5, $output_tokens_of_model), 1)",
     ),
-    "it generates {value} times as many tokens as the median of its peers",
+    "its generated tokens / the median of its peers: {value}",
     context=True,
     group=USUAL_MEMBER,
 )
