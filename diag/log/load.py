@@ -169,8 +169,8 @@ class EngineLoad:
     is_still: bool = False
     """True if the line reported no token, in a release that falls silent then, or the watchdog says so.
 
-    A prompt counts when its last chunk is computed, minutes after the first for a long one: if the usage of the KV cache
-    has risen, the engine worked, and the silence that follows may be the rest of that prefill.
+    A prompt counts when its last chunk is computed, for a long one minutes after the first: if the usage of the KV
+    cache has risen, the engine worked, and the silence that follows may be the rest of that prefill.
     """
 
     def read(self, line: re.Match[str], at: float) -> None:
