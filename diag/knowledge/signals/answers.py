@@ -20,7 +20,7 @@ A request that is no POST is a probe, a scanner or a browser, and does not count
 
 from diag.core import log_events as events
 from diag.core.incident import Condition, judged
-from diag.knowledge.signals.expressions import any_of, parts, signal
+from diag.knowledge.signals.expressions import parts, signal
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
@@ -91,29 +91,8 @@ PARTS = parts(
     # the order of the log's lines, which mostly have no time
     refused_row: answers = {_ROW.format("current")} >= {ROWS_BEFORE} * {_ROW.format("longest")}
     """,
-    # an idle server has no series of answers
-    "failures: answers = "
-    + any_of(
-        http="$failed_and_not_shed",
-        ray="$failed_at_ray_serve",
-        engine="$engine_errors",
-        idle="0 * ($finished_requests == 0)",
-    ),
     _with_births("failed_answers", FAILED),
     _with_births("refused_answers", REFUSED),
-    # a stream counts when it begins to run; lines of a log that is read alone count by their order
-    "successes: requests = "
-    + any_of(
-        http="$served_answers and on (instance) $page_samples",
-        engine="$finished_requests",
-        running="$running_highest",
-        log="$served_in_log unless on (instance) $long_refused_row",
-    ),
-    "served_since_start: answers = "
-    + any_of(
-        http=f"sum by ($by) (last_over_time({SERVED}[$window])) unless on (instance) $restarted_in_window",
-        log=f"sum by ($by) (last_over_time({SERVED_IN_LOG}[$window]))",
-    ),
     GENERATING_ROUTES=GENERATING_ROUTES,
 )
 

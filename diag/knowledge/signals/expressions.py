@@ -6,7 +6,6 @@ if telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from 
 settings and from the memory that they leave free.
 """
 
-import itertools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,27 +88,28 @@ def parts(module: Mapping[str, Any], *texts: str, **imported: Any) -> tuple[Part
             raise Mistake(f"'{place[1]}' is not defined{did_you_mean(place[1], names)}")
         if not callable(names[place[1]]):
             return str(names[place[1]])
-        words = [word.groups() for word in _ARGUMENT.finditer(place[2] or "")]
+        words = [word.groups() for word in _ARGUMENT.finditer(_PLACE.sub(put, place[2] or ""))]
         texts = [names.get(text, text) for key, text in words if not key]
         return str(names[place[1]](*texts, **{key: names.get(text, text) for key, text in words if key}))
 
-    declared: list[Part] = []
-
-    def add(line: str) -> None:
-        if line.startswith(" ") and declared:
-            declared[-1] = declared[-1]._replace(promql=f"{declared[-1].promql} {line.strip()}".strip())
-        elif part := _PART.fullmatch(line):
-            declared.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
-        elif line:
-            raise Mistake(f"'{line}' must be `name: unit = PromQL`")
-
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    written = [*enumerate(file.read_text(encoding="utf-8").splitlines(), 1)]
+    written += [(0, line) for text in texts for line in dedent(text).splitlines()]
+    whole: list[tuple[int, str]] = []
+    for number, line in written:
+        if line.startswith(" ") and whole and not line.lstrip().startswith("#"):
+            whole[-1] = whole[-1][0], f"{whole[-1][1]} {line.strip()}"
+        elif line and not line.startswith("#"):
+            whole.append((number, line))
+    declared = []
+    for number, line in whole:
         try:
-            add("" if line.startswith("#") else _PLACE.sub(put, line))
+            if (part := _PART.fullmatch(_PLACE.sub(put, line))) is None:
+                raise Mistake(f"'{line}' must be `name: unit = PromQL`")
         except Mistake as mistake:
+            if not number:
+                raise
             raise BadDeclaration(f"{shown_path(file)}:{number}: {mistake}") from mistake
-    for line in itertools.chain.from_iterable(dedent(text).splitlines() for text in texts):
-        add("" if line.startswith("#") else line)
+        declared.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
     return tuple(declared)
 
 

@@ -30,14 +30,6 @@ PARTS = parts(
     claimed_death: lines =
         count by ($by) (last_over_time({CLAIM_TIME}{{state="open",event=~"{"|".join(DEATHS_OF_ENGINES)}"}}[$window]))
     """,
-    "signs_of_death: bool = "
-    + any_of(
-        page="($page_silent or $api_server_stopped)",
-        health="$engine_dead_by_its_health_check",
-        log="$death_of_the_engine_in_the_log",
-        process="$no_engine_process",
-        part="$engine_process_lost",
-    ),
     event_time=event_time,
 )
 

@@ -57,10 +57,6 @@ def _of_latencies(part: str) -> str:
     return labelled("latency", {latency: f"${name}_{part}" for latency, name in BUDGETS.items()})
 
 
-def _since_start(counter: str) -> str:
-    return f"sum by ($by) (last_over_time({counter}[$window]))"
-
-
 PARTS = parts(
     vars(),
     *map(_burn_rate, BUDGETS.values()),

@@ -74,25 +74,6 @@ PARTS = parts(
     uninterruptible_processes: bool = {halted_by_engine(in_state("uninterruptible"))}
     stopped_or_traced_processes: bool = {halted_by_engine(in_state("stopped|traced", "engine|worker"))}
     """,
-    "host_memory_ends: bool = "
-    + any_of(
-        fills="$host_memory_fills_up",
-        meets="$host_memory_meets_its_limit",
-        group="($oom_kills_in_the_cgroup > bool 0)",
-        host="$killed_by_the_kernel",
-    ),
-    "tokens_late: bool = "
-    + any_of(
-        tokens=f"($itl_median > bool {LATE})", steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))"
-    ),
-    # Xid errors caused by a program; if this server is alive, another program on the GPU may have caused them
-    "engine_gone: bool = "
-    + any_of(
-        page="$page_silent",
-        health="$engine_dead_by_its_health_check",
-        log="$death_of_the_engine_in_the_log",
-        process="$no_engine_process",
-    ),
     GIB=GIB,
     OOM_KILL_SECONDS=OOM_KILL_SECONDS,
     since_start=since_start,

@@ -94,23 +94,11 @@ def _since(ago: str) -> str:
 PARTS = parts(
     vars(),
     f"""
-    # -- shutdowns
-    requests_cut_lately: bool = {lately(f"time_of_{events.CUT_AT_SHUTDOWN}", TOLD_FOR)}
-    # not every backend logs it, so that a log without the line proves nothing
-    weights_discarded: bool =
-        {any_of(page="($slept_at_level_2 > bool 0)", log=f"(${events.WEIGHTS_DISCARDED}_since_start > 0)")}
     upgraded_release: series = {" or ".join(f"$upgraded_within_{ago}" for ago in AGO)}
     slower_speeds: ratio = {" or ".join(f"$slower_since_{ago}" for ago in AGO)}
     flags_of_other_value =
         {" or ".join(f"($flag_values[{SPAN}] != $flag_values[{SPAN}] offset {ago})" for ago in AGO)}
     """,
-    # that the kernel killed nothing proves no health; a process that has answered for longer does
-    "time_of_crash: unix time = "
-    + any_of(
-        log="$time_of_logged_crash",
-        kernel="($time_of_kill_before_start > 0)",
-        old=f"(0 * ($latest_start_time < time() - {TOLD_FOR}))",
-    ),
     *(
         f'{phase}_per_usual: ratio = last_over_time({SPENT}{{phase="{phase}"}}[$window]) / {usual}'
         for phase, usual in USUAL_SECONDS.items()
