@@ -83,7 +83,7 @@ def servers(report: Report) -> list[str]:
 def checked(report: Report, verbose: bool) -> list[str]:
     """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
     is_ill = report.verdict in ("warning", "critical") and not report.observed.endings
-    told = f"incidents: {number_checked(report)}" if is_ill else found_nothing(report)
+    told = f"incidents found ({number_checked(report)})" if is_ill else found_nothing(report)
     lines = [f"{listed(log_endings(report)) or states(report)}; {told}"]
     names = {"absent": report.absent, "need more telemetry": sorted(report.needs_telemetry)}
     return lines + [f"{what}: {', '.join(titles(ids, report))}" for what, ids in names.items() if ids and verbose]

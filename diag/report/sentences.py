@@ -20,7 +20,7 @@ from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.knowledge.catalog import load
 from diag.report.layout import has_local_times, name_room, shortened
-from diag.report.spans import Span, Text
+from diag.report.spans import Span, Text, phrases
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
 
@@ -484,7 +484,8 @@ def action(proposal: Proposal) -> Text:
     """Return the change and what it is for: "--max-num-seqs 64 -> 6: Run no more requests than ..."."""
     changed = command(change(proposal))
     gap = "   " if proposal.fix.kind == "host_command" else ": "  # what is copied to a shell ends with the command
-    return (changed, gap, proposal.text) if changed and proposal.text else changed or proposal.text
+    told = phrases(proposal.text)
+    return (changed, gap, *told) if changed and proposal.text else changed or told
 
 
 def command(text: str) -> Span | str:

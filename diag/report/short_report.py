@@ -4,7 +4,6 @@ It has at most 20 lines, 12 if nothing is wrong, and more in a narrow window. Ea
 shorter forms; if the whole is too long, the parts that matter least to the first action are shortened first.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
@@ -39,7 +38,7 @@ from diag.report.layout import (
     shortened,
 )
 from diag.report.plain_text import roll_call_lines
-from diag.report.spans import ReportPart, Span, Text, joined, label
+from diag.report.spans import ReportPart, Span, Text, joined, label, spans
 from diag.report.tree import MOST_EVIDENCE, Parts, finding_parts
 
 LINES, NARROW_LINES = 20, 32
@@ -146,12 +145,14 @@ def _part(name: str, texts: Iterable[Text], most: int) -> Forms:
     return _shorter_forms(labelled(label(name), shown, LABEL), most)
 
 
-def _clauses(text: str) -> list[str]:
-    return re.split(r"(?<=[.;]) ", text)
+def _phrases(text: Text) -> list[str]:
+    return [span.strip() for span, _ in spans(text)]
 
 
-def _first_clause(text: str) -> str:
-    return re.split(r": ", text, maxsplit=1)[0].rstrip(".")
+def _brief(phrases: Sequence[str]) -> str:
+    """Return a text without the explanation behind its first colon."""
+    colon = next((at for at, phrase in enumerate(phrases) if phrase.endswith(":")), len(phrases))
+    return " ".join(phrases[: colon + 1]).rstrip(".;:")
 
 
 def _fewer(label: str | None, clauses: Sequence[str], most: int) -> Forms:
@@ -159,7 +160,7 @@ def _fewer(label: str | None, clauses: Sequence[str], most: int) -> Forms:
     forms = []
     for count in range(len(clauses), 0, -1):
         *before, last = clauses[:count]
-        ended = Span(last.rstrip(";"), getattr(last, "role", ""))
+        ended = Span(last.rstrip(";:"), getattr(last, "role", ""))
         text = (*(part for clause in before for part in (clause, " ")), ended)
         forms.append(paragraph(text, rest="") if label is None else labelled(label, [text], LABEL))
     most = most if is_wide() else 2 * most
@@ -190,7 +191,7 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
     rows = tree["evidence"].rows
     if is_log:  # the cause says more than what every incident of its kind is
         rows = evidence_rows([read for read in words.evidence(diagnosis) if read.condition.signal.unit != "bool"])
-    means = _clauses(finding.failure.means) if finding.failure else []
+    means = _phrases(tree["means"].texts[0]) if "means" in tree else []
     impact = paragraph(f"{answer.title}: {answer.impact}.", rest="")
     ends = words.log_endings(report, "" if len(report.observed.endings) == 1 else "ends ")
     return {
@@ -227,7 +228,7 @@ def _action_parts(tree: Parts, actions: Actions) -> dict[str, Forms]:
     parts: dict[str, Forms] = {}
 
     def brief(fact: ReportPart) -> str:
-        return fact._replace(texts=[_first_clause(joined(fact.texts[0]))]).sentence
+        return fact._replace(texts=[_brief(_phrases(fact.texts[0]))]).sentence
 
     if now := tree.get("do_now"):
         texts = [*now.texts[:1], *(text for each in now.parts for text in each.texts)]
@@ -238,12 +239,12 @@ def _action_parts(tree: Parts, actions: Actions) -> dict[str, Forms]:
         drawn = tree["fix"]
         (facts,) = drawn.parts
         change = words.command(words.change(fix))
-        *clauses, last = [Span(f"{change};", "command")] if change else _clauses(fix.text)
+        *clauses, last = [Span(f"{change};", "command")] if change else _phrases(facts.texts[0])
         needed = facts.of("restart") if change or "start" not in fix.text else ()  # advice may say so itself
         restart = [f"{fact.label.lower()} {joined(fact.texts[0])}" for fact in needed]
         head = [*clauses, last if change or not restart else f"{last.rstrip('.')};", *restart]
         costs = [brief(fact) for name in ("trade_off", "rollback", "needs") for fact in facts.of(name)]
-        purpose = [f"{_first_clause(fix.text)}."] if change and fix.text else []
+        purpose = [f"{_brief(_phrases(facts.texts[0])[2:])}."] if change and fix.text else []  # behind the change
         parts |= {
             "fix": _fewer(drawn.label, head, 6),
             "purpose": [labelled("", purpose, LABEL), []],

@@ -3,6 +3,7 @@
 A part has a label, sentences or rows, and parts below it. The words of every label are in labels.toml.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -29,6 +30,11 @@ def spans(text: Text) -> Iterator[tuple[str, str]]:
     """Yield each run of a text with its role, "" without one."""
     for span in (text,) if isinstance(text, str) else text:
         yield str(span), getattr(span, "role", "")
+
+
+def phrases(text: str) -> tuple[str, ...]:
+    """Divide a declared text where a sentence or a clause ends; where room is short, its first ones stay."""
+    return tuple(re.split(r"(?<=[.;:] )", text))
 
 
 def joined(text: Text) -> str:

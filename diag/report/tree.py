@@ -8,7 +8,7 @@ from diag.diagnosis.report import Finding, Report
 from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import Actions, choose_actions, evidence_rows, line_period
-from diag.report.spans import ReportPart, Text, label
+from diag.report.spans import ReportPart, Text, label, phrases
 
 MOST_EVIDENCE = 5
 NORMAL = 20
@@ -31,12 +31,12 @@ def proposal_part(proposal: Proposal) -> ReportPart:
     fix = proposal.fix
     facts = _parts(
         effect=[fix.effect],
-        trade_off=[fix.risk],
-        rollback=[fix.rollback],
+        trade_off=[phrases(fix.risk)] if fix.risk else [],
+        rollback=[phrases(fix.rollback)] if fix.rollback else [],
         rationale=[words.why(fix.why)],
         restart=["needed" if fix.restart else "not needed"] if fix.restart or fix.kind != "advice" else [],
         releases=[words.released(fix)],
-        needs=[", ".join(proposal.needs)],
+        needs=[(", ".join(proposal.needs),)] if proposal.needs else [],
     )
     return ReportPart(texts=[words.action(proposal)], parts=list(facts.values()))
 
@@ -70,7 +70,7 @@ def finding_parts(finding: Finding, report: Report, written_as: TimeFormat, othe
         **action_parts(actions),
         evidence=ReportPart(label("evidence"), rows=evidence_rows(words.evidence(diagnosis)[:MOST_EVIDENCE])),
         log=words.quoted(finding),
-        means=[finding.failure.means] if finding.failure else [],
+        means=[phrases(finding.failure.means)] if finding.failure else [],
         sure=[words.how_sure(finding)],
         first_sign=words.first_sign(diagnosis, written_as),
         **pairs,

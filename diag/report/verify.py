@@ -54,7 +54,7 @@ def _headline(server: ServerComparison) -> str:
         rest = f"; {new} now, at a different load or state" if new else ""
         return f"NOT COMPARABLE {server.before}: no incident before the change, so there is nothing to verify{rest}"
 
-    what = f"{words.titled(first.before.incident)} on {words.place(first.before.subject)}"
+    what = f"{first.before.incident.id} on {words.place(first.before.subject)}"
     trade_offs = ""
     if first.verdict != "not comparable" and not server.reasons:
         worse = [f"{metric.name} {_values(metric)}" for metric in server.trade_offs][:MOST_TRADE_OFFS]
@@ -68,7 +68,7 @@ def _headline(server: ServerComparison) -> str:
 
 
 def _named(diagnosis: Diagnosis) -> str:
-    return f"{diagnosis.severity} {words.titled(diagnosis.incident)}"
+    return f"{diagnosis.incident.id} ({diagnosis.severity})"
 
 
 # -- the parts of a server, for every form ----------------------------------------------------------------------------
@@ -104,7 +104,10 @@ def _parts(server: ServerComparison) -> Iterator[ReportPart]:
     )
     yield ReportPart(
         "new incidents",
-        [f"{_named(new)} on {words.place(new.subject)}: {new.incident.impact}" for new in server.new_incidents],
+        [
+            f"{new.severity}: {words.titled(new.incident)} on {words.place(new.subject)}: {new.incident.impact}"
+            for new in server.new_incidents
+        ],
     )
     yield _load_part(server)
     if unknown := [change.name for change in server.changes if not change.known]:

@@ -83,3 +83,16 @@ def test_an_archive_has_no_secrets(tmp_path: Path) -> None:
         packed = content.read().decode()
     assert "sk-0123456789abcdef" not in packed
     assert packed.splitlines()[1:] == ["model at ~/models", "last"]
+
+
+def test_a_run_ends_in_its_time_and_names_what_it_left_out(tmp_path: Path) -> None:
+    vllm = ("--vllm", "/bin/false", "--cpu", "--minutes", "0")
+    done = run(str(tmp_path / "late"), "--scripted", "--parts", "d", *vllm)
+    assert done.returncode == 0, done.stdout
+    told = {row[3:61].rstrip(): row.partition("not recorded: ")[2] for row in rows(done)}
+    assert {*told} == {
+        *("healthy", "engine_stopped", "engine_killed", "kv_cascade"),
+        *("healthy_eager", "long_prefills", "queue_at_the_cap"),
+    }
+    assert {*told.values()} == {"time is up"}
+    assert done.stdout.count("7 rows, 0 differ, 7 without an answer") == 1

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +80,7 @@ CPU = Scale(
 
 
 class TimeUp(RuntimeError):
-    """What comes next would end after the time that the run may take."""
+    """The run has too little time left for what comes next."""
 
 
 class Run:
@@ -93,12 +92,11 @@ class Run:
         for size in {scale.size, scale.cascade_size, "small" if scale is CPU else scale.size}:
             model.write(folder / size, size)
 
-    def left(self, needed: float) -> float:
-        """Return the seconds that are left; TimeUp if they are fewer than those that are needed."""
+    def need(self, seconds: float) -> None:
+        """Raise TimeUp if fewer seconds are left."""
         left = self.end - time.monotonic()
-        if left < needed:
-            raise TimeUp(f"{TIME_IS_UP}: {needed:.0f} s are needed, {max(left, 0):.0f} s were left (--minutes)")
-        return left
+        if left < seconds:
+            raise TimeUp(f"{TIME_IS_UP}: {seconds:.0f} s are needed, {max(left, 0):.0f} s were left (--minutes)")
 
     @contextmanager
     def serving(self, name: str, size: str, flags: Sequence[str]) -> Iterator["Served"]:
@@ -115,7 +113,7 @@ class Run:
     @contextmanager
     def starting(self, name: str, size: str, flags: Sequence[str]) -> Iterator["Served"]:
         """Start a server; end it with all of its processes."""
-        self.left(self.started_in)
+        self.need(self.started_in)
         files, port, log = str(self.folder / size), live.free_port(), self.folder / f"{name}.log"
         command = [self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", files, *COMMON]
         command += ["--port", str(port), *flags]
@@ -155,7 +153,7 @@ class Served:
     def wait(self) -> None:
         """Wait for the first answer; RuntimeError if the server ends or takes too long."""
         begun = time.monotonic()
-        most = min(READY, self.run.left(0))
+        most = min(READY, self.run.end - begun)
         while time.monotonic() - begun < most:
             if self.server.process.poll() is not None:
                 raise RuntimeError(f"vLLM ended with {self.server.process.returncode}: {self.server.log.name}")
@@ -166,7 +164,6 @@ class Served:
             self.run.started_in = max(self.run.started_in, time.monotonic() - begun)
             print(f"  {self.name} ready after {time.monotonic() - begun:.0f} s", flush=True)
             return
-        self.run.left(1)
         raise RuntimeError(f"vLLM did not answer within {READY:.0f} s: {self.server.log.name}")
 
     def engine(self) -> psutil.Process:
@@ -180,7 +177,7 @@ class Served:
 
     def stage(self, name: str, what: str, verdict: str, *present: str, seconds: float = SECONDS) -> None:
         """Record the exporter's page with the log until now, and write what is true of it."""
-        self.run.left(seconds)
+        self.run.need(seconds)
         folder = self.run.folder / name
         host.recorded(self.exporter, folder, seconds)
         shutil.copy(self.server.log, folder / "server.log")
@@ -212,7 +209,7 @@ def record(folder: Path, python: str, end: float, *, cpu: bool, quick: bool) -> 
         try:
             stages(run)
         except (RuntimeError, OSError, subprocess.SubprocessError, StopIteration) as error:
-            why = str(error) or type(error).__name__
+            why = (str(error) or type(error).__name__) if time.monotonic() < run.end else TIME_IS_UP
             print(f"  {stages.__name__} ended early: {why}", flush=True)
         missing |= {name: why for name in names if not (folder / name / "server.log").exists()}
     host.write(folder / MISSING, missing)
@@ -250,17 +247,17 @@ def _with_graphs(run: Run) -> None:
 def _beside_others(run: Run, served: Served) -> None:
     """Record what other processes on the card do to the server: a second start, memory that is held, computation."""
     with run.starting("refused", run.scale.size, run.scale.flags) as second:
-        second.server.process.wait(timeout=min(READY, run.left(0)))
+        second.server.process.wait(timeout=min(READY, run.end - time.monotonic()))
         folder = run.folder / "memory_refused"
         folder.mkdir()
         shutil.copy(second.server.log, folder / "server.log")
         what = "a second server on a card whose memory is taken"
         note_truth(folder, what, "critical", ("startup_failed", "gpu_out_of_memory"), log_alone=True)
-    with host.load(sys.executable, ("hold", "0.9"), 120), load.running(served.server.port, *run.scale.healthy):
+    with host.load(run.python, ("hold", "0.9"), 120), load.running(served.server.port, *run.scale.healthy):
         time.sleep(WARM)
         what = "another process takes the memory that the server has left"
         served.stage("memory_held", what, "warning", "gpu_memory_contended")
-    with host.load(sys.executable, ("matmul",), 120), load.running(served.server.port, *run.scale.healthy):
+    with host.load(run.python, ("matmul",), 120), load.running(served.server.port, *run.scale.healthy):
         time.sleep(WARM)
         what = "another process computes on the card; ITL triples"
         served.stage("neighbour_computes", what, "warning", "gpu_compute_contended")

@@ -90,4 +90,4 @@ def test_fifty_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
         expected = [(kind, name) for kind, count in SIZES[size].items() for name in fleet.instances(kind, count)]
         assert told == {name: SICK_OF.get(kind, "healthy") for kind, name in expected}
     assert [each.partition(",")[0] for each in coverage.notes(many)] == ["evaluated every 30 s"]
-    assert answers(many, moment)[1].lines[0].startswith("WARNING gpu_thermal_throttling on 22 of 50 servers")
+    assert answers(many, moment)[1].lines[0].startswith("WARNING GPU thermal throttling (gpu_thermal_throttling) on 22")

@@ -1,6 +1,5 @@
 """One answer on every surface: the same incident, place, start, first action and fix, in every form of the report."""
 
-import html as web
 import json
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from support import rewriting
 from support.paths import ALL_RECORDINGS
 from support.reports import judged
 from support.sampling import some
+from support.surfaces import plain, shown_surfaces, ticket
 
 from diag.artefacts.generate import files
 from diag.commands import doctor
@@ -18,7 +18,7 @@ from diag.commands.observe import ObserveOptions
 from diag.core.contract import Contract
 from diag.core.formatting import clock, moment, pasted
 from diag.knowledge.catalog import load
-from diag.report import html, layout, markdown, terminal
+from diag.report import html, layout, terminal
 from diag.report import json as report_json
 from diag.report import sentences as words
 from diag.report.answer import ReportAnswer, answers, fleet_rows
@@ -33,22 +33,6 @@ def first(name: str) -> ReportAnswer:
     return answers(judged(name), moment)[0]
 
 
-def plain(text: str) -> str:
-    """Return text with blanks only between words, without the line breaks of a layout."""
-    return re.sub(r"\s+", " ", text)
-
-
-def page(name: str) -> str:
-    """Return what a browser shows."""
-    body = html.render(judged(name)).partition("<body>")[2]
-    return plain(web.unescape(re.sub(r"<svg.*?</svg>", "", re.sub(r"<(?!svg|/svg)[^>]*>", " ", body), flags=re.S)))
-
-
-def ticket(name: str) -> str:
-    """Return Markdown without its escapes."""
-    return plain(re.sub(r"\\(?=[\W_])|<!-- -->", "", markdown.render(judged(name))))
-
-
 def to_do(answer: ReportAnswer) -> list[str]:
     """Return the words by which an engineer recognises the first action and the fix."""
     actions = answer.actions
@@ -56,16 +40,6 @@ def to_do(answer: ReportAnswer) -> list[str]:
     if actions.fix:
         chosen.append(pasted(words.change(actions.fix)) or actions.fix.text.rstrip("."))
     return [plain(text) for text in chosen]
-
-
-def shown_surfaces(name: str) -> dict[str, str]:
-    report = judged(name)
-    return {
-        "terminal": plain(terminal.render(report)),
-        "verbose": plain(terminal.render(report, verbose=True)),
-        "HTML": page(name),
-        "Markdown": ticket(name),
-    }
 
 
 @pytest.mark.parametrize("name", some(ALL, 16))

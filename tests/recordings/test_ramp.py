@@ -12,15 +12,18 @@ from xml.etree import ElementTree
 import pytest
 from support import rewriting, simulated_vllm
 from support.offered_load import Change, offered
-from support.paths import RECORDINGS
+from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.sampling import some
 from support.scenarios import fixes
 from support.schemas import validator
+from support.surfaces import false_sentences
 
 from diag.commands import doctor
 from diag.commands import ramp as work
 from diag.commands.observe import ObserveOptions
 from diag.commands.options import RampOptions
 from diag.core.contract import Contract
+from diag.core.errors import BadUsage
 from diag.diagnosis.proposals import Running
 from diag.ramp.analysis import Circumstances, conclude
 from diag.ramp.plan import Limits, request_lengths
@@ -56,6 +59,18 @@ def test_ramp_names_the_binding_resource_and_the_flag(name: str, binds: str, fla
     assert document["binds"]["id"] == binds
     assert (document["binds"]["changes"][0]["flag"], document["binds"]["changes"][0]["after"]) == (flag, after)
     assert document["next"] != binds
+
+
+@pytest.mark.parametrize("name", some(sorted(path.name for path in ALL_RECORDINGS), 12))
+def test_no_text_of_a_ramp_has_a_sentence_that_cannot_be_true_or_read(name: str) -> None:
+    try:
+        found, _ = ramped(name)
+    except BadUsage:  # of two servers
+        return
+    assert not false_sentences(text.render(found), name)
+    assert not false_sentences(re.sub(r"\\(?=[\W_])|`[^`]*`", "", text.render_markdown(found)), name)
+    page = text.render_html(found).partition("<body>")[2]
+    assert not false_sentences(re.sub(r"<svg.*?</svg>|<[^>]*>", "\n", page, flags=re.DOTALL), name)
 
 
 def one_ends_in_each_step(page: str) -> str:

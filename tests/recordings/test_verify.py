@@ -171,7 +171,7 @@ def test_a_flag_that_moved_in_the_opposite_direction_is_no_fix() -> None:
     assert [each.name for each in server.changes] == ["--max-num-seqs"]
     assert server.first is not None
     assert not server.first.applied_fixes
-    assert "none: the change is no known fix of queue_saturation" in report.render(
+    assert "none: the change is no known fix of Requests queue" in report.render(
         verified("cure_max_num_seqs_mean", "cure_max_num_seqs_p90")
     )
 
