@@ -153,6 +153,7 @@ def test_the_alerts_of_a_site_fire_for_its_names(tmp_path: Path, prefix: str) ->
     assert "vllm:" not in re.sub(r"[a-z]+_vllm:", "", texts["dashboards/server.json"])
 
 
+@pytest.mark.nightly
 def test_vmalert_fires_for_renamed_metrics_and_for_nothing_else_of_a_sick_server() -> None:
     """A cascade under the names that no rule asks for: only its telemetry can be told to be wrong."""
     with victoria.serving([stored("vllm_")]) as server:

@@ -98,6 +98,7 @@ def test_six_ill_servers_of_one_pool_are_one_finding_with_their_pool(of_pools: p
     assert shared["servers"] == fleet.instances(HOT, 6)
 
 
+@pytest.mark.nightly
 def test_a_flag_that_only_the_ill_servers_run_with_is_named(tmp_path: Path) -> None:
     with holding(tmp_path, {"healthy": 14, CASCADE: 6}, lambda _: {"region": "eu"}) as server:
         report = judged(server)

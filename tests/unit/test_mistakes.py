@@ -12,6 +12,7 @@ import pytest
 from support.paths import ROOT
 from support.sampling import some
 
+PARTS = "knowledge/signals/load.promql"
 INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/rules.toml"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
@@ -48,6 +49,13 @@ MISTAKES = [
     (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', '{value}', grup='s')\nPARTS", "(did you mean group?)"),
     (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', '{value}').abov\nPARTS", "has no 'abov' (did you mean above?)"),
     (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', 3)\nPARTS", "sentence must be a text, not 3"),
+    (
+        PARTS,
+        "\nttft_count: requests =",
+        "\nttft_count; requests =",
+        ":39: 'ttft_count; requests = $first_tokens' must be",
+    ),
+    (PARTS, "{within ", "{wthin ", ":33: 'wthin' is not defined (did you mean within?)"),
     (LINT, 'severity = "error"', 'severity = "eror"', "severity must be error, warning or info, not 'eror'"),
     (LINT, '\nid = "ambiguous_flag"', '\nid = "unknown_flag"', "'unknown_flag' exists twice"),
     (LINT, '\nid = "ambiguous_flag"', '\nid = "ambiguous_flags"', "the rule ambiguous_flag has no [[rule]] in"),

@@ -20,7 +20,7 @@ A request that is no POST is a probe, a scanner or a browser, and does not count
 
 from diag.core import log_events as events
 from diag.core.incident import Condition, judged
-from diag.knowledge.signals.expressions import ANY_MEMBER, any_of, labelled, parts, signal
+from diag.knowledge.signals.expressions import parts, signal
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
@@ -86,123 +86,14 @@ def _logged(status: str) -> str:
 
 
 PARTS = parts(
+    vars(),
     f"""
-    page_samples: samples ({ANY_MEMBER}) = max by (instance) ($requests_running_sampled)
-    restarted_in_window: ({ANY_MEMBER}) =
-        max by (instance) (changes(process_start_time_seconds[$window])) > 0
-        or max by (instance) (resets(vllm:prompt_tokens_total[$window])) > 0
-    served_answers: answers = sum by ($by) (increase({SERVED}[$window]))
-    # a full queue refuses requests with 503 where --max-num-queued-reqs is set: the load is shed on purpose
-    shed_requests: requests = sum by (instance) (increase(vllm:admission_rejections_total[$window]))
-    failed_over_http: answers = sum by ($by) ($failed_answers_by_route) or 0 * $served_answers
-    failed_and_not_shed: answers = clamp_min($failed_over_http - $shed_requests, 0) or $failed_over_http
-    answers_over_http: answers = $failed_and_not_shed + ($served_answers or 0 * $failed_and_not_shed)
-    engine_errors: requests = sum by ($by) (increase(vllm:request_success_total{{finished_reason="error"}}[$window]))
-    answers_of_ray_serve: answers = sum by ($by) (increase({ANSWERED_BY_RAY}[$window]))
-    failed_at_ray_serve: answers = sum by ($by) (increase({FAILED_AT_RAY}[$window])) or 0 * $answers_of_ray_serve
-    answers: answers = {any_of(http="$answers_over_http", ray="$answers_of_ray_serve", engine="$finished_requests")}
-    failed_share: share =
-        $failures * ($failures >= bool {FEWEST_FAILED}) / ($answers >= {FEWEST_ANSWERS}) or 0 * ($failures == 0)
-    failing_features: lines = {_features()}
-    # HTTP counts a response when it ends, even if the client has disconnected; vLLM counts requests that it finished.
-    # Several prompts in one HTTP request hide some. Without vLLM's own HTTP server: requests with a first token that
-    # are neither finished nor running.
-    responses_ok: responses =
-        sum by ($by) (increase(http_requests_total{{handler=~"{GENERATING_ROUTES}",status=~"2.."}}[$window]))
-    requests_completed: requests =
-        sum by ($by) (increase(vllm:request_success_total{{finished_reason!~"abort|"}}[$window]))
-    # the growth of a counter between two scrapes of the window: increase() extrapolates beyond them. Across a restart
-    # the difference of maximum and minimum would be all that the former process had counted.
-    first_tokens_seen: requests =
-        sum by ($by) (max_over_time(vllm:time_to_first_token_seconds_count[$window])
-          - min_over_time(vllm:time_to_first_token_seconds_count[$window]))
-    requests_completed_seen: requests =
-        sum by ($by) (max_over_time(vllm:request_success_total{{finished_reason!~"abort|"}}[$window])
-          - min_over_time(vllm:request_success_total{{finished_reason!~"abort|"}}[$window]))
-    counter_resets: restarts = sum by ($by) (resets(vllm:time_to_first_token_seconds_count[$window]))
-    requests_lost: requests =
-        $first_tokens_seen - $requests_completed_seen - $running_highest and ($counter_resets == 0) and $ends_counted
-    # a counter of finished requests that has ended grows by less and less in the window: its requests are not given up
-    ends_counted: requests = sum by ($by) (last_over_time(vllm:request_success_total[2m]))
-    requests_given_up: requests = clamp_min($responses_ok - $requests_completed, 0) and $ends_counted
-    # The ages at which requests were given up: vLLM's HTTP server times every response, the engine those that finish.
-    # Both histograms have the edges 0.5, 1, 1.5, 2, 2.5, 5, 10, 30 and 60 s. Responses of other routes and errors end
-    # within the first of them.
-    http_responses: responses = sum by ($by) (increase(http_requests_total[$window]))
-    http_seconds: seconds =
-        sum by ($by) (increase(http_request_duration_seconds_sum{{handler=~"{GENERATING_ROUTES}"}}[$window]))
-    http_responses_by_age: responses = sum by ($by, le) (increase(http_request_duration_highr_seconds_bucket[$window]))
-    finished_by_age: requests = sum by ($by, le) (increase(vllm:e2e_request_latency_seconds_bucket[$window]))
-    given_up_by_age: requests =
-        clamp_min($http_responses_by_age - $finished_by_age
-          - on ($by) group_left () ($http_responses - $responses_ok), 0)
-    usual_share_given_up: share =
-        clamp_min($responses_ok[1h] offset 10m - $requests_completed[1h] offset 10m, 0)
-        / ($responses_ok[1h] offset 10m >= 100)
-    time_out_measured: bool = $ages_when_given_up_p90_per_p10 * $mean_age_when_given_up
-    # the death of an engine loses the requests in flight
-    many_given_up: bool =
-        ($requests_given_up_by_their_clients > bool {MOST_BY_DESIGN}) unless $time_out_measured
-        and ($requests_given_up >= {FEW_GIVEN_UP} or $requests_lost >= {FEW_GIVEN_UP})
-        unless on (instance) $server_or_engine_dead > 0
-    signs_of_harm: bool = {labelled("sign", SIGNS_OF_HARM)}
-    # -- requests that are refused
-    # none in the log is no evidence of none: the access log may be turned off
-    refused_in_log: answers = {_logged("4.+")} > 0
-    served_in_log: answers = {_logged("2xx")} > 0
-    unauthorized_in_log: answers = {_logged("401|403")} and $refused_in_log
-    not_found_in_log: answers = {_logged("404")} and $refused_in_log
-    invalid_in_log: answers = {_logged("400|413|422")} and $refused_in_log
-    too_large_in_log: answers = {_logged("413")} and $refused_in_log
-    # vLLM's HTTP server exports this histogram from its start on: it answered nothing where it is 0
-    http_is_counted: answers = 0 * sum by ($by) (last_over_time(http_request_duration_highr_seconds_count[$window]))
-    refused_over_http: answers = sum by ($by) ($refused_answers_by_route) or 0 * $served_answers
-    refused_total: answers = {any_of(http="$refused_over_http", log="$refused_in_log", none="$http_is_counted")}
-    unsuccessful_answers: answers = $refused_total + ($failed_over_http or 0 * $refused_total)
-    refused_per_answer: share =
-        $refused_total / ($unsuccessful_answers + ($served_answers or $served_in_log or 0 * $refused_total) > 0)
-    refused_share: share =
-        $refused_per_answer * ($refused_total >= bool {FEWEST_REFUSED}) or 0 * ($finished_requests == 0)
-    # the counters at the beginning of the window hold all answers since the start of the server
-    served_before: answers = sum by ($by) (min_over_time({SERVED}[$window]))
-    refused_before: answers =
-        sum by ($by) (min_over_time({REFUSED}[$window]) unless $refused_answers_born) or 0 * $served_before
-    refused_share_before: share =
-        ($refused_before / ($served_before + $refused_before >= {FEWEST_EARLIER}))
-        unless on (instance) $restarted_in_window
     # the order of the log's lines, which mostly have no time
     refused_row: answers = {_ROW.format("current")} >= {ROWS_BEFORE} * {_ROW.format("longest")}
-    long_refused_row: answers = $refused_row >= {LONG_ROW}
-    # if most answers are errors of the server, requests_failing is about them
-    refused_mostly: answers =
-        $refused_total * ($refused_total >= bool 0.5 * $unsuccessful_answers)
-        and ($unsuccessful_answers >= {FEWEST_ANSWERS})
-    name_asked_at: unix time = last_over_time(diag_vllm_log_refused_name_timestamp_seconds[$window])
-    names_asked_lately: unix time = $name_asked_at > time() - 300
     """,
-    # an idle server has no series of answers
-    "failures: answers = "
-    + any_of(
-        http="$failed_and_not_shed",
-        ray="$failed_at_ray_serve",
-        engine="$engine_errors",
-        idle="0 * ($finished_requests == 0)",
-    ),
     _with_births("failed_answers", FAILED),
     _with_births("refused_answers", REFUSED),
-    # a stream counts when it begins to run; lines of a log that is read alone count by their order
-    "successes: requests = "
-    + any_of(
-        http="$served_answers and on (instance) $page_samples",
-        engine="$finished_requests",
-        running="$running_highest",
-        log="$served_in_log unless on (instance) $long_refused_row",
-    ),
-    "served_since_start: answers = "
-    + any_of(
-        http=f"sum by ($by) (last_over_time({SERVED}[$window])) unless on (instance) $restarted_in_window",
-        log=f"sum by ($by) (last_over_time({SERVED_IN_LOG}[$window]))",
-    ),
+    GENERATING_ROUTES=GENERATING_ROUTES,
 )
 
 error_burn_rate = signal(

@@ -6,13 +6,14 @@ if telemetry is missing. Metric names and their versions: vLLM 0.8 - 0.33, from 
 settings and from the memory that they leave free.
 """
 
-import itertools
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from diag.core.declarations import Mistake
+from diag.core.declarations import Mistake, did_you_mean, shown_path
+from diag.core.errors import BadDeclaration
 from diag.core.incident import Part, Signal
 
 RUNNING = "vllm:num_requests_running"
@@ -55,6 +56,8 @@ EVERY_MEMBER = "the largest value: it is 0 only if all members are"
 USUAL_MEMBER = "the median: it shows what is usual among peers, whatever a few of them do"
 FULLEST_MEMBER = "the fullest member: a setting applies to all of them, and it has the least to give"
 """Reasons for the member that stands for its group (`Part.group`)."""
+_PLACE = re.compile(r"\{([A-Za-z_]\w*)(?: ((?:[^{}]|\{[^{}]*\})+))?\}")
+_ARGUMENT = re.compile(r"(?:(\w+): )?([^;]+)(?:; )?")
 _PART = re.compile(r"(?P<name>\w+)(?:: ?(?P<unit>[^(=]*?))?(?: ?\((?P<group>[^=]*)\))? =(?: (?P<promql>.+))?")
 
 
@@ -70,21 +73,43 @@ def usage(function: str) -> str:
     return " or ".join(f"max by ($by) ({of_name})" for of_name in of_names)
 
 
-def parts(*texts: str) -> tuple[Part, ...]:
-    """Return the parts of texts that have a line for each: `name: unit (reason for the member) = PromQL`.
+def parts(module: Mapping[str, Any], *texts: str, **imported: Any) -> tuple[Part, ...]:
+    """Return the parts in the file beside a module, MODULE.promql, and in further texts.
 
-    Unit and reason may be missing; a line that is indented continues the one above; # begins a line of comment.
+    Each is a line `name: unit (reason for the member) = PromQL`; unit and reason may be missing. An indented line
+    continues the one above; # begins a comment. In the file, `{NAME}` stands for a name of the module, of this one, or
+    an imported one, and `{function text; NAME; key: text}` for what a function returns.
     """
-    declared: list[Part] = []
-    for line in itertools.chain.from_iterable(dedent(text).splitlines() for text in texts):
-        if line.lstrip().startswith("#") or not line:
-            continue
-        if line.startswith(" ") and declared:
-            declared[-1] = declared[-1]._replace(promql=f"{declared[-1].promql} {line.strip()}".strip())
-        else:
-            if (part := _PART.fullmatch(line)) is None:
+    names = {**globals(), **module, **imported}
+    file = Path(module["__file__"]).with_suffix(".promql")
+
+    def put(place: re.Match[str]) -> str:
+        if place[1] not in names:
+            raise Mistake(f"'{place[1]}' is not defined{did_you_mean(place[1], names)}")
+        if not callable(names[place[1]]):
+            return str(names[place[1]])
+        words = [word.groups() for word in _ARGUMENT.finditer(_PLACE.sub(put, place[2] or ""))]
+        texts = [names.get(text, text) for key, text in words if not key]
+        return str(names[place[1]](*texts, **{key: names.get(text, text) for key, text in words if key}))
+
+    written = [*enumerate(file.read_text(encoding="utf-8").splitlines(), 1)]
+    written += [(0, line) for text in texts for line in dedent(text).splitlines()]
+    whole: list[tuple[int, str]] = []
+    for number, line in written:
+        if line.startswith(" ") and whole and not line.lstrip().startswith("#"):
+            whole[-1] = whole[-1][0], f"{whole[-1][1]} {line.strip()}"
+        elif line and not line.startswith("#"):
+            whole.append((number, line))
+    declared = []
+    for number, line in whole:
+        try:
+            if (part := _PART.fullmatch(_PLACE.sub(put, line))) is None:
                 raise Mistake(f"'{line}' must be `name: unit = PromQL`")
-            declared.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
+        except Mistake as mistake:
+            if not number:
+                raise
+            raise BadDeclaration(f"{shown_path(file)}:{number}: {mistake}") from mistake
+        declared.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
     return tuple(declared)
 
 
@@ -159,70 +184,10 @@ RESERVE = 0.05
 """Share of a GPU's memory that fixes leave free."""
 
 PARTS = parts(
+    vars(),
     f"""
-    # -- counters: their increase in the window
-    finished_requests: requests = sum by ($by) (increase(vllm:request_success_total[$window]))
-    backlog_growth: requests = sum by ($by) (delta(vllm:num_requests_waiting[$window]))
-    # a queue of clients that wait for their answers goes up and down by a few requests
-    arrivals_per_answer_of_growing_backlog: ratio =
-        1 + ($backlog_growth > 0.05 * $queued_highest) / ($finished_requests > 0) > 1.03
-    # Where clients give up, few answers are completed whatever the load: what arrives is weighed by the tokens that an
-    # answer of this server has, those that it generates are its capacity.
-    tokens_per_answer_since_start: tokens = $answer_tokens_since_start / ($requests_since_start >= 10)
-    arrivals_of_impatient_clients: requests = $responses_ok and $requests_given_up > 0.1 * $responses_ok
-    arrivals_per_answer_of_impatient_clients: ratio =
-        0 * $output_tokens
-        + on (instance) group_left () ($arrivals_of_impatient_clients by (instance)
-          * $tokens_per_answer_since_start by (instance) / ($output_tokens by (instance) > 0)) > 1
-    preemptions: preemptions = sum by ($by) (increase(vllm:num_preemptions_total[$window]))
-    prompt_tokens: tokens = sum by ($by) (increase(vllm:prompt_tokens_total[$window]))
-    output_tokens: tokens = sum by ($by) (increase(vllm:generation_tokens_total[$window]))
-    engine_steps: steps = sum by ($by) (increase(vllm:iteration_tokens_total_count[$window]))
-    finished_prompt_tokens: tokens = sum by ($by) (increase(vllm:request_prompt_tokens_sum[$window]))
-    finished_output_tokens: tokens = sum by ($by) (increase(vllm:request_generation_tokens_sum[$window]))
-    queue_seconds_total: seconds = sum by ($by) (increase(vllm:request_queue_time_seconds_sum[$window]))
-    end_to_end_seconds_total: seconds = sum by ($by) (increase(vllm:e2e_request_latency_seconds_sum[$window]))
-    first_tokens: requests = sum by ($by) (increase(vllm:time_to_first_token_seconds_count[$window]))
-    # -- gauges of each series, with all of its labels
-    running_peak_by_series: requests = max_over_time(vllm:num_requests_running[$window])
-    running_minimum_by_series: requests = min_over_time(vllm:num_requests_running[$window])
-    running_average_by_series: requests = avg_over_time(vllm:num_requests_running[$window])
-    running_last_by_series: requests = last_over_time(vllm:num_requests_running[$window])
-    queued_peak_by_series: requests = max_over_time(vllm:num_requests_waiting[$window])
-    queued_minimum_by_series: requests = min_over_time(vllm:num_requests_waiting[$window])
-    # the requests that wait for capacity: all queued ones except the deferred
-    waiting_peak_by_series: requests = {waiting_for_capacity("max_over_time({}[$window])", "$queued_peak_by_series")}
-    waiting_minimum_by_series: requests =
-        {waiting_for_capacity("min_over_time({}[$window])", "$queued_minimum_by_series")}
-    queued_average_by_series: requests = avg_over_time(vllm:num_requests_waiting[$window])
-    waiting_average_by_series: requests =
-        {waiting_for_capacity("avg_over_time({}[$window])", "$queued_average_by_series")}
-    # -- gauges with at least three samples in the window
-    requests_running_sampled: samples = count_over_time(vllm:num_requests_running[$window]) >= 3
-    queued_samples_by_series: samples = count_over_time(vllm:num_requests_waiting[$window])
-    requests_waiting_sampled: samples =
-        ({waiting_for_capacity("count_over_time({}[$window])", "$queued_samples_by_series")}) >= 3
     kv_cache_usage_sampled: samples = count_over_time({KV_USAGE[0]}[$window]) >= 3
     gpu_cache_usage_sampled: samples = count_over_time({KV_USAGE[1]}[$window]) >= 3
-    requests_running_peak: requests = sum by ($by) ($running_peak_by_series and $requests_running_sampled)
-    requests_running_minimum: requests = sum by ($by) ($running_minimum_by_series and $requests_running_sampled)
-    requests_waiting_mean: requests = sum by ($by) ($waiting_average_by_series and $requests_waiting_sampled)
-    requests_waiting_minimum: requests = sum by ($by) ($waiting_minimum_by_series and $requests_waiting_sampled)
-    kv_cache_usage_mean: share = {usage("avg_over_time({}[$window])")}
-    # -- gauges by any number of samples
-    running_lowest: requests = sum by ($by) ($running_minimum_by_series)
-    running_highest: requests = sum by ($by) ($running_peak_by_series)
-    waiting_lowest: requests = sum by ($by) ($waiting_minimum_by_series)
-    # deferred requests do not wait for capacity, and they are in flight
-    queued_lowest: requests = sum by ($by) ($queued_minimum_by_series)
-    queued_highest: requests = sum by ($by) ($queued_peak_by_series)
-    # -- inter-token latency, whose histogram vLLM renamed
-    itl_count: tokens = sum by ($by) ({renamed("increase({}_count[$window])", ITL)})
-    itl_sum: seconds = sum by ($by) ({renamed("increase({}_sum[$window])", ITL)})
-    gpu_memory_free_share: share ({FULLEST_MEMBER}) =
-        min by (instance) (min by (instance, gpu) (min_over_time(diag_gpu_memory_free_bytes[$window]))
-          / on (instance, gpu) min by (instance, gpu) (min_over_time(diag_gpu_memory_total_bytes[$window]))
-          unless on (instance, gpu) $gpus_not_serving)
     """,
     *(f"config_{name} = {configured(name)}" for name in CONFIG),
 )

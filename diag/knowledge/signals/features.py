@@ -41,96 +41,13 @@ def _adapter_at_place(place: int, sets: str = "$adapter_sets_with_their_first") 
 
 
 PARTS = parts(
+    vars(),
     f"""
-    # -- speculative decoding
-    draft_tokens: tokens = sum by ($by) (increase(vllm:spec_decode_num_draft_tokens_total[$window]))
-    accepted_tokens: tokens = sum by ($by) (increase(vllm:spec_decode_num_accepted_tokens_total[$window]))
-    drafts: drafts = sum by ($by) (increase(vllm:spec_decode_num_drafts_total[$window]))
-    # -- LoRA adapters
-    # The formulas read the label of running adapters. The label of waiting adapters differs between releases: vLLM 0.11
-    # and earlier list waiting adapters in it, 0.32 running ones, because its front end sees a request only when it is
-    # first scheduled.
-    adapters_ran_together: seconds = time() - last_over_time({ADAPTER_SETS}[$window]) < {RECENT}
     adapter_sets_with_their_first = {_adapter_at_place(1, "$adapters_ran_together")}
     # one series for each adapter and each set that lists it among its first eight adapters
     adapters_listed_early = {" or ".join(map(_adapter_at_place, range(2, 5)))}
     adapters_listed_late = {" or ".join(map(_adapter_at_place, range(5, MOST_LISTED + 1)))}
-    adapters_running = $adapter_sets_with_their_first or $adapters_listed_early or $adapters_listed_late
-    adapter_sets: samples = count_over_time(vllm:lora_requests_info[$window])
-    # PromQL cannot read a number from a label, except from a bucket's edge: a histogram whose samples all lie below the
-    # edge has the edge as its highest quantile.
-    adapter_slots: adapters =
-        histogram_quantile(1,
-          sum by ($by, le) (label_replace($adapter_sets, "le", "$$1", "max_lora", "(.*)")
-            or label_replace($adapter_sets, "le", "+Inf", "", "")))
-    # Busy adapters may keep every slot: requests of the others are deferred throughout and never run, so that those
-    # that finish say nothing of the queue. Requests that wait for a KV transfer or a grammar do finish.
-    deferred_throughout: bool =
-        sum by ($by) (min_over_time(vllm:num_requests_waiting_by_reason{{reason='deferred'}}[$window])) >= bool 1
-    adapters_starve: bool =
-        $deferred_throughout * ($queue_time_of_finished < bool 0.5 * $queue_time_by_gauges)
-        * ($lora_adapters_in_use == bool $adapter_slots)
-    more_adapters_than_slots: ratio = ($lora_adapters_in_use_per_max_loras by (instance)) > 1
-    deferred_mean: requests =
-        sum by ($by) (avg_over_time(vllm:num_requests_waiting_by_reason{{reason='deferred'}}[$window]))
-    deferred_for_no_transfer: requests = $deferred_mean > 0 unless $external_cache_queries > 0
-    # -- structured output
-    grammar_errors: lines = sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))
-    # -- tool calls: one count for each answer that the parser has searched, but for each delta of a stream
-    tool_calls_found: calls = sum by ($by) (last_over_time({TOOL_PARSES}{{outcome="tool_call"}}[$window]))
-    tokens_since_start: tokens = sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))
-    answers_since_start: answers = sum by ($by) (last_over_time(vllm:request_success_total[$window]))
-    answers_without_tool_call: answers =
-        sum by ($by) (last_over_time({TOOL_PARSES}{{mode="non_streaming",{CHAT}}}[$window]))
-        + sum by ($by) (last_over_time({TOOL_PARSES}{{mode="streaming",{CHAT}}}[$window]))
-          / clamp_min($tokens_since_start / ($answers_since_start > 0), 1)
-    # -- API servers
-    api_server_process_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="api_server"}}[$window])
-    own_process_cores: cores = rate(process_cpu_seconds_total[$window])
-    seconds_in_engine: seconds =
-        $queue_seconds_total + sum by ($by) (increase(vllm:request_inference_time_seconds_sum[$window]))
-    # with fewer finished requests, one slow request may decide
-    front_end_share: share = 1 - $seconds_in_engine / ($end_to_end_seconds_total > 0 and $finished_requests >= {ENOUGH})
-    # Little's law: the same clients send 1 / (1 - share) times as many requests once no time is lost in front of the
-    # engine. Beyond a factor of four, the engine would be the limit.
-    api_servers_for_the_load: processes =
-        ceil((sum by ($by) ($api_server_process_cores) or sum by ($by) ($own_process_cores))
-          / clamp_min(1 - $front_end_share, 0.25) / 0.7)
-    one_more_api_server: processes =
-        1 + (count by ($by) ($api_server_process_cores > 0.05) or 1 + 0 * sum by ($by) ($own_process_cores))
-    itl_mean: seconds = $itl_sum / ($itl_count > 0)
-    # -- NaN in logits, counted where VLLM_COMPUTE_NANS_IN_LOGITS=1 is set
-    corrupted_requests: requests = sum by ($by) (increase(vllm:corrupted_requests_total[$window]))
-    corrupted_of_model: requests = $corrupted_requests by ($by, {MODEL})
-    clean_of_model = $corrupted_of_model == 0 and $finished_requests by ($by, {MODEL}) >= {ENOUGH}
-    clean_peers: engines =
-        max by ($by) (0 * $corrupted_of_model
-          + on ({MODEL}) group_left () (count {PEERS} ($clean_of_model)
-            or 0 * (count {PEERS} ($corrupted_of_model) > 1)))
-    # -- requests that fail before the scheduler has seen them: a request passes the API server, a socket and the
-    # engine's input thread before a gauge counts it. One that is lost there is in flight for its client only: its HTTP
-    # request ends and the engine finishes none, or the probe fails.
-    time_of_claimed_cache_miss: unix time =
-        max by ($by) (last_over_time({HEARSAY_TIME}{{event="{events.MULTIMODAL_CACHE_MISS}"}}[$window]))
-    # a dead thread stays dead until the next start
-    input_thread_died: bool =
-        {since_start(events.INPUT_THREAD_DIED)}
-        or ($time_of_{events.INPUT_THREAD_DIED} > bool 0)
-    # more than once: the requests of one batch may be counted a moment after the engine has finished them
-    completions_counted_again: bool = max by ($by) (changes({COMPLETIONS}[$window])) > bool 1
-    completions: responses = sum by ($by) (increase({COMPLETIONS}[$window]))
-    no_request_reaches_the_engine: bool =
-        {any_of(http="(($completions > bool 2.5) * $completions_counted_again)", probe="($probe_success == bool 0)")}
-        * ($requests_in_flight_peak == bool 0) * ($tokens_and_requests_processed == bool 0)
-    multimodal_cache_queries: items = sum by ($by) (last_over_time(vllm:mm_cache_queries_total[$window]))
-    engine_cores: cores ({ANY_MEMBER}) =
-        max by ($by) (rate(diag_vllm_process_cpu_seconds_total{{role="engine"}}[$window]))
-    input_thread_spins: bool = ($engine_cores > bool {FULL_CORE}) * ($multimodal_cache_queries > bool 0)
-    cache_miss_claimed_recently: bool = {lately("time_of_claimed_cache_miss", RECENTLY)}
     cache_miss_logged_recently: bool = {lately(f"time_of_{events.MULTIMODAL_CACHE_MISS}", RECENTLY)}
-    cache_miss_killed_the_thread: bool = $input_thread_died * ($time_of_{events.MULTIMODAL_CACHE_MISS} > bool 0)
-    unreached_after_a_cache_miss: bool =
-        {any_of(spin="$input_thread_spins", hearsay="$cache_miss_claimed_recently")} * $no_request_reaches_the_engine
     """,
     *(
         f"""
@@ -142,6 +59,12 @@ PARTS = parts(
     """
         for event in (events.KV_SCALES_MISSING, events.FLOAT16_CAST)
     ),
+    ENOUGH=ENOUGH,
+    HEARSAY_TIME=HEARSAY_TIME,
+    MODEL=MODEL,
+    PEERS=PEERS,
+    lately=lately,
+    since_start=since_start,
 )
 
 speculates = signal(

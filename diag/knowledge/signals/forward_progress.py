@@ -1,7 +1,7 @@
 """Signals of forward progress: the engine processes tokens, and the server responds."""
 
 from diag.core import log_events as events
-from diag.knowledge.signals.expressions import ANY_MEMBER, KV_USAGE, any_of, parts, renamed, signal
+from diag.knowledge.signals.expressions import any_of, parts, signal
 from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
 WARM_STEPS = 100
@@ -23,123 +23,14 @@ def _called(path: str) -> str:
 
 
 PARTS = parts(
+    vars(),
     f"""
-    # A prefill in chunks with nothing to decode yields no token until it ends, but each chunk takes KV blocks, and
-    # every step reports its gauges. Running and waiting do not count: they move in a scheduler's deadlock too.
-    tokens_and_requests_counted: events = $output_tokens + $prompt_tokens + $finished_requests
-    kv_cache_usage_changes: changes = sum by ($by) ({renamed("changes({}[$window])", KV_USAGE)})
-    # unknown if no token is processed and the release exports no KV cache usage, which a prefill changes
-    nothing_moves: bool =
-        ($tokens_and_requests_counted + ($kv_cache_usage_changes or 0 * ($tokens_and_requests_counted > 0))) == bool 0
-    # samples must be older than this: a shorter standstill proves nothing
-    running_samples: samples = sum by ($by) (count_over_time(vllm:num_requests_running[$window]))
-    stuck_requests: requests = $requests_in_flight_minimum * $nothing_moves
-    two_stuck_requests: requests =
-        $requests_in_flight_minimum * ($requests_in_flight_minimum >= bool 2) * $nothing_moves
-    # With a scrape interval of 20 to 59 s, the alert's minute shows a standstill of at least 30 s; the live window,
-    # which holds four scrapes, still shows the progress before it.
-    two_requests_stand_still: requests = ($two_stuck_requests[1m] > 0) or $two_stuck_requests
-    # The probe request of the exporter (or of --probe) got no token, and no other request did either.
-    probe_success: bool = max by ($by) (last_over_time(diag_probe_success[$window]))
-    probe_failures: bool = 1 - min by ($by) (min_over_time(diag_probe_success[$window]))
-    probe_failed_and_nothing_moves: bool =
-        $nothing_moves * on (instance) group_left () (1 - $probe_success by (instance))
-    # A single request may be one huge prefill in one step, which shows no progress either: it gets two minutes. So does
-    # an engine whose last steps were that long. An early step may compile a kernel that warm-up did not cover, and so
-    # may a later one, as the log reports: during that time it cannot be distinguished from a stall.
-    steps_since_start: steps = sum by ($by) (last_over_time(vllm:iteration_tokens_total_count[$window]))
-    output_tokens_since_start: tokens = sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))
-    first_steps: steps = ($steps_since_start or $output_tokens_since_start) < {WARM_STEPS}
-    # The first request with an image or an adapter compiles too, often without a log line: the compiler is a child of
-    # the engine or of a worker, or their main thread touches new memory. A hang does neither: a thread that spun or
-    # waited for 10 s had no page fault, one that compiled had thousands a second.
-    compiler_seconds: seconds ({ANY_MEMBER}) =
-        max by (instance) (increase(diag_vllm_process_children_cpu_seconds_total{{role=~"engine|worker"}}[$window]))
-    compiler_works: ({ANY_MEMBER}) =
-        $compiler_seconds[2m] > 1
-        or max by (instance) (rate(diag_vllm_process_page_faults_total{{role=~"engine|worker"}}[30s])) > 100
-    # vLLM lists every set of adapters that has run since its start: without one, the first adapter may be compiling.
-    no_adapter_ran_yet =
-        count by (instance) (last_over_time(vllm:lora_requests_info[$window]))
-        unless count by (instance) (last_over_time(vllm:lora_requests_info{{running_lora_adapters!=""}}[$window]))
-    may_compile =
-        max by (instance) ($time_of_{events.COMPILED_WHILE_SERVING} by (instance)) > time() - 120 or $compiler_works
-        or $no_adapter_ran_yet
-    stuck_for_two_minutes: requests = ($stuck_requests[2m] * ($running_samples offset 100s > bool 0)) > 0
-    seen_for_25_s: bool = $running_samples offset 25s > bool 0
-    # A request in a step, even a long one, was counted as running before: a prefill in one step is no refused
-    # admission. Neither is a request that is deferred until its KV transfer or its grammar is ready.
-    requests_refused: requests =
-        $waiting_lowest * ($running_highest == bool 0) * ($tokens_and_requests_processed == bool 0) * $seen_for_25_s
-    requests_not_admitted: requests = ($requests_refused[1m] > 0) or $requests_refused
-    # The last log line about pausing, which vLLM 0.20 does not write; otherwise more calls of /pause than of /resume.
-    pause_calls: calls = {_called("/pause")}
-    resume_calls: calls = {_called("/resume")}
-    paused_by_log: bool =
-        ${events.SCHEDULER_PAUSED}_since_start by (instance)
-        * ($time_of_{events.SCHEDULER_PAUSED} by (instance) > bool $time_of_{events.SCHEDULER_RESUMED} by (instance))
-    time_of_pause_or_resume: unix time = {event_time(events.SCHEDULER_PAUSED, events.SCHEDULER_RESUMED)}
-    pause_logged: unix time = $time_of_pause_or_resume by (instance) > 0
-    paused_by_page: bool = ($pause_calls > bool $resume_calls) or ($pause_calls > bool 0)
-    running_last: requests = sum by ($by) ($running_last_by_series)
-    engine_seen: requests = 0 * $running_last
-    # -- death
-    up_last: bool = max by ($by) (last_over_time(up[$window]))
-    in_phase_ready: bool = max by ($by) (last_over_time(diag_vllm_startup_phase{{phase="{events.READY}"}}[$window]))
-    last_up_time: unix time = max by ($by) (last_over_time(diag_vllm_last_up_timestamp_seconds[$window]))
-    # the log reports a successful start and no engine process is left: the server had responded before
-    ready_by_log: bool = $in_phase_ready == 1 unless on (instance) $engine_processes > 0
-    vllm_seen_today: series = count by (instance) (count_over_time(diag_vllm_up[1d]))
-    engines_seen_today: series = count by (instance) (count_over_time(vllm:num_requests_running[1d]))
-    answered_before = $engines_seen_today or $last_up_time > time() - 86400 or $ready_by_log
-    engines_running: engines = count by ($by) (count by ($by, engine) ($running_last_by_series))
-    usual_engine_processes: processes = max by ($by) (quantile_over_time(0.9, diag_vllm_processes{{role="engine"}}[1d]))
-    # The table of processes is read while the server ends, too: an orphan is alone in the whole window.
-    orphaned: bool =
-        min_over_time(diag_vllm_process_orphaned[$window]) and count_over_time(diag_vllm_process_orphaned[$window]) >= 3
-    api_servers_running: processes = max by ($by) (last_over_time(diag_vllm_processes{{role="api_server"}}[$window]))
-    # behind a page that comes, only an exporter that sees its API server sees its engines
-    sees_processes: bool = $api_servers_running > 0 or $does_not_answer > 0
     # Time of the server's end: its last response, or the time in its log if no scrape has seen a response.
     time_of_death_line: unix time = {event_time(*DEATHS)}
-    server_end_time: unix time = $last_up_time by (instance) > 0 or $time_of_death_line by (instance) > 0
-    time_of_oom_kill: unix time = max by ($by) (last_over_time(diag_host_last_oom_kill_timestamp_seconds[$window]))
-    # below 0, it is the number of the signal that ended the worker
-    worker_exit_code: exit code =
-        max by (instance) (last_over_time({WORKER_EXIT}[$window]))
-    # a long step can block /metrics for tens of seconds: while the engine runs, 30 s of silence decide
-    busy_not_dead: processes =
-        $engine_processes > 0
-        and on (instance) max by (instance) (max_over_time(diag_vllm_up[30s]) or max_over_time(up[30s])) > 0
-    does_not_answer: bool = 1 - ($vllm_up or $up_last)
-    # vLLM answers GET /health with 503 for a dead engine alone, else with 200: three answers of 503 in a row, if the
-    # last one is 503 and there was no other change; four minutes hold three answers at any usual scrape interval
-    health_fails_in_a_row: bool =
-        (sum_over_time({HEALTH}[4m]) - 200 * count_over_time({HEALTH}[4m]) >= bool 3 * 303)
-        * (changes({HEALTH}[4m]) <= bool 1)
-    health_last: HTTP status = max by ($by) (last_over_time({HEALTH}[$window]))
-    health_passes: bool = ($health_last == bool 200) * $vllm_up
     claimed_death: lines =
         count by ($by) (last_over_time({CLAIM_TIME}{{state="open",event=~"{"|".join(DEATHS_OF_ENGINES)}"}}[$window]))
-    page_silent: bool = ($successful_scrapes == bool 0) unless on (instance) $busy_not_dead
-    # on a requested stop the engine ends before the page does
-    stops: bool =
-        $no_engine_process * ${events.SHUT_DOWN}_since_start
-        * (time() - $time_of_{events.SHUT_DOWN} < bool {STOPPING_SECONDS})
-    generates: bool = ($output_tokens + $prompt_tokens) * $vllm_up > bool 0
-    # a shared log, or a wrong list of processes, does not outweigh tokens; both together do, if the tokens are those of
-    # the remaining data-parallel engines
-    generates_beyond_doubt: bool =
-        $generates unless on (instance) ($death_of_the_engine_in_the_log * $engine_process_lost > 0)
     """,
-    "signs_of_death: bool = "
-    + any_of(
-        page="($page_silent or $api_server_stopped)",
-        health="$engine_dead_by_its_health_check",
-        log="$death_of_the_engine_in_the_log",
-        process="$no_engine_process",
-        part="$engine_process_lost",
-    ),
+    event_time=event_time,
 )
 
 progress = signal(

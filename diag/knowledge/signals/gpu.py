@@ -4,7 +4,7 @@ docs/metrics.md describes the metrics.
 """
 
 from diag.core.incident import GROUP
-from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER, cache_config_has, labelled, parts, signal
+from diag.knowledge.signals.expressions import ANY_MEMBER, SLOWEST_MEMBER, cache_config_has, parts, signal
 
 THERMAL = 'reason=~"sw_thermal|hw_thermal"'
 BRAKE = 'reason="hw_power_brake"'
@@ -62,94 +62,12 @@ RETRAINED = "recovery|link_recovery|link_recovery_failed"
 
 
 PARTS = parts(
+    vars(),
     f"""
-    gpus_not_serving: bool = last_over_time(diag_gpu_serving[$window]) == 0
-    power_brake_share: share = $power_brake_counted_share or $power_brake_sampled_share
-    power_drawn: watts = {average("diag_gpu_power_watts")}
-    lowest_power_limit: watts = {average("diag_gpu_power_limit_min_watts")}
-    sm_clock: hertz = {average("diag_gpu_clock_hertz", 'clock="sm"')}
-    highest_sm_clock: hertz = {average("diag_gpu_clock_max_hertz", 'clock="sm"')}
-    gpu_up: bool = min by ($by) (last_over_time(diag_gpu_up[$window]))
-    gpu_lost: bool = 1 - $gpu_up
-    xid_errors: errors = sum by ($by) (increase(diag_gpu_xid_errors_total{{{XIDS}}}[$window]))
-    gpu_resets: resets = sum by ($by) (increase(diag_gpu_resets_total[$window]))
-    # the count begins at 0 when the GPU is reset: until then, the memory that failed is in use
-    uncorrectable_memory_errors: errors =
-        sum by ($by) (increase({UNCORRECTED}[1d]) * (last_over_time({UNCORRECTED}[$window]) > bool 0))
-    rows_not_replaced: bool = max by ($by) (last_over_time(diag_gpu_remap_failure[$window]))
-    faults_of_all_kinds: faults =
-        sum by ($by) ({labelled("sign", FAULTS)})
-    gpu_memory_total: bytes = max by ($by) (last_over_time(diag_gpu_memory_total_bytes[$window]))
-    least_free_gpu_memory: bytes = min by ($by) (min_over_time(diag_gpu_memory_free_bytes[$window]))
-    # at its start vLLM wants its share to be free, even if --kv-cache-memory-bytes sets the size of the KV cache
-    gpu_memory_booked_twice: bool =
-        ($others_share_of_gpu_memory or 0 * $gpu_memory_of_processes)
-        + on (instance) group_left () $config_gpu_memory_utilization > bool 1
-    gpu_memory_of_processes: bytes = sum by ($by) (last_over_time(diag_gpu_process_memory_bytes[$window]))
-    # GPUs and processes are read side by side: an engine that has just started may be "other" in one scrape
-    gpu_memory_of_own_processes: bytes = last_over_time(diag_gpu_process_memory_bytes{{role!~"other|unknown"}}[$window])
-    gpu_memory_of_others: bytes =
-        sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{{role="other"}}[$window])
-          unless on (instance, gpu, pid) $gpu_memory_of_own_processes)
-    gpu_time_of_own_processes: share =
-        last_over_time(diag_gpu_process_utilization_ratio{{role!~"other|unknown"}}[$window])
-    gpu_time_of_each_other_process: share =
-        avg_over_time(diag_gpu_process_utilization_ratio{{role="other"}}[$window])
-        unless on (instance, gpu, pid) $gpu_time_of_own_processes
-    others_share_of_gpu_memory: share = $gpu_memory_of_others / ($gpu_memory_total > 0)
-    unknown_share_of_gpu_memory: share =
-        sum by ($by) (last_over_time(diag_gpu_process_memory_bytes{{role="unknown"}}[$window]))
-        / ($gpu_memory_total > 0)
-    # bytes per second in one direction: 0.985 GB/s per lane in generation 3, doubling with every later generation
-    pcie_link_width: lanes =
-        max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{{which="current"}}[$window]))
-    pcie_link_bytes_per_second: bytes/s =
-        0.985e9 * 2
-        ^ (max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_generation{{which="current"}}[$window])) - 3)
-        * $pcie_link_width
-    pcie_lanes_lost_by_gpu: share =
-        (1
-          - $pcie_link_width
-          / on (instance, gpu) max by (instance, gpu) (max_over_time(diag_gpu_pcie_link_width{{which="max"}}[$window])))
-        unless on (instance, gpu) $gpus_not_serving
-    pcie_bytes_per_second: bytes/s =
-        max by (instance, gpu) (rate(diag_gpu_pcie_bytes_total[$window]))
-        or max by (instance, gpu) (avg_over_time(diag_gpu_pcie_throughput_bytes_per_second[$window]))
-    pcie_share_of_each_gpu: share =
-        ($pcie_bytes_per_second / $pcie_link_bytes_per_second) unless on (instance, gpu) $gpus_not_serving
-    serving_sm_clock: hertz =
-        avg_over_time(diag_gpu_clock_hertz{{clock="sm"}}[$window]) unless on (instance, gpu) $gpus_not_serving
-    # an idle job has no collective to miss, and its service may answer late
-    nccl_processes_missing: processes =
-        sum by ($by) (last_over_time(diag_nccl_processes{{state!="answering"}}[$window]))
-        * ($requests_in_flight_minimum > bool 0)
     # The rank comes last: where a line is short, its middle is left out.
     named_nccl_operation = {_named(f"last_over_time({_MISSING}[$window])", collective="$$1 ", operation="$$1 of ")}
     named_nccl_communicator =
         {_named("$named_nccl_operation", communicator="communicator $$1 lacks ", rank="rank $$1", host=" on $$1")}
-    named_nccl_rank =
-        label_join(label_replace($named_nccl_communicator, "in_state", " ($$1)", "state", "(unresponsive|dead)"),
-          "named", "", "in_collective", "in_operation", "in_communicator", "in_rank", "in_host", "in_state")
-    # An instance that has just become another node is none for the length of the window: a join refuses two.
-    node_infos = max by ({SERVER}, instance, host) (last_over_time(diag_vllm_node_info[$window]))
-    nodes = $node_infos unless on (instance) count by (instance) ($node_infos) > 1
-    first_node_infos = max by ({SERVER}, instance) (last_over_time(diag_vllm_node_info{{node="0"}}[$window]))
-    first_nodes = $first_node_infos unless on ({SERVER}) count by ({SERVER}) ($first_node_infos) > 1
-    infiniband_errors_of_host: errors =
-        max by ({PORT}, kind) (increase(diag_infiniband_errors_total{{kind=~"{LINK_ERRORS}"}}[{LATELY}]))
-    infiniband_errors_of_nodes: errors = {as_of_first_node("$infiniband_errors_of_host", "host, port, kind")}
-    infiniband_errors: errors =
-        $infiniband_errors_of_nodes or $infiniband_errors_of_host unless on (instance) $infiniband_errors_of_nodes
-    # a port that is down all the time may have no cable
-    infiniband_ports_lost_of_host: ports =
-        max by ({PORT}) (max_over_time(diag_infiniband_port_active[1h]))
-        > bool max by ({PORT}) (last_over_time(diag_infiniband_port_active[$window]))
-    infiniband_ports_lost_of_nodes: ports = {as_of_first_node("$infiniband_ports_lost_of_host", "host, port")}
-    infiniband_ports_lost: ports =
-        $infiniband_ports_lost_of_nodes
-        or $infiniband_ports_lost_of_host unless on (instance) $infiniband_ports_lost_of_nodes
-    nvlink_recoveries: errors =
-        max by (instance, gpu, kind) (increase(diag_gpu_nvlink_errors_total{{kind=~"{RETRAINED}"}}[{LATELY}]))
     """,
     *(
         f"""

@@ -13,12 +13,10 @@ from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_
 from diag.knowledge.signals.expressions import (
     FULLEST_MEMBER,
     PREFIX_CACHE_HITS,
-    PREFIX_CACHE_QUERIES,
     any_of,
     cache_config_has,
     labelled,
     parts,
-    renamed,
     signal,
     times_the_capacity,
     usage,
@@ -66,95 +64,13 @@ FLAT = 0.95
 
 
 PARTS = parts(
+    vars(),
     f"""
     # The KV cache that a prompt takes for itself: the whole prompt, unless prompts share prefixes. Then it is the cache
     # that a running request holds, minus half of an output, its mean progress.
     prefix_cache_hits: tokens = sum by ($by) (increase({PREFIX_CACHE_HITS[0]}[$window]))
     prefix_cache_hits_of_any_release: tokens =
         $prefix_cache_hits or sum by ($by) (increase({PREFIX_CACHE_HITS[1]}[$window]))
-    prefix_cache_queries_of_any_release: tokens =
-        {renamed("sum by ($by) (increase({}[$window]))", PREFIX_CACHE_QUERIES)}
-    mean_prompt_tokens: tokens = $finished_prompt_tokens / ($finished_requests >= 3)
-    mean_output_tokens: tokens = $finished_output_tokens / ($finished_requests >= 3)
-    tokens_held_per_running_request: tokens =
-        $kv_cache_usage_mean * on (instance) group_left () $config_kv_cache_size_tokens / ($requests_running_mean > 0)
-    unshared_prompt_tokens: tokens =
-        ($mean_prompt_tokens unless ($prefix_cache_hits > 0.1 * $finished_prompt_tokens))
-        or clamp_min($tokens_held_per_running_request - $mean_output_tokens / 2, 0)
-    tokens_per_request: tokens = $unshared_prompt_tokens + $mean_output_tokens
-    # vLLM exports how many requests of --max-model-len fit, also for hybrid models; before 0.24 the KV cache size of a
-    # hybrid model is unknown. A request that does not fit matters if none runs and requests wait.
-    contexts_that_fit_kv_cache: requests =
-        $config_kv_cache_max_concurrency or $config_kv_cache_size_tokens / $config_max_model_len
-    requests_wait_while_none_runs = $requests_running_peak == 0 and $requests_waiting_minimum > 0
-    # At most --max-num-seqs requests ran at the peak, even if the flag is unknown.
-    whole_requests_that_fit_kv_cache: requests = round($requests_that_fit_the_kv_cache)
-    # With requests that differ in length a mean says little: where clearly more run than fit by the mean, the KV cache
-    # that they hold tells how many like them fit.
-    requests_like_the_running_that_fit = $kv_pool_fill * $requests_running_mean / ($kv_cache_usage_mean > 0)
-    requests_with_room: requests =
-        ($requests_that_fit_the_kv_cache >= 0.8 * $requests_running_peak) or $requests_like_the_running_that_fit
-    # As many requests run as the cap admits, in half of the samples or more: the cap has bound before the KV cache.
-    held_by_the_cap: share =
-        ($requests_running_median + $requests_ending_per_step or $requests_running_median)
-        / on (instance) group_left () $sequence_cap >= {FLAT}
-    # The usage with one more prompt of mean length, or, while too few requests finish, with one more like those that
-    # run; the usage alone if neither is known.
-    kv_cache_share_of_next_prompt: share =
-        $unshared_prompt_tokens / on (instance) group_left () $config_kv_cache_size_tokens
-        or $kv_cache_usage_mean / ($requests_running_mean > 0)
-    # Hits end at a whole block, or at a multiple of --prefix-match-unit (0.26). vLLM enlarges the blocks of a hybrid
-    # model until one holds a Mamba state. Early releases (vllm#42966) export the old size; their log has the new one.
-    prefix_match_tokens: tokens = $config_prefix_match_unit or $config_enlarged_block_size or $config_block_size
-    coarse_prefix_match_tokens: tokens =
-        $prefix_match_tokens > {LARGEST_KERNEL_BLOCK}
-        unless max by (instance) (last_over_time(vllm:cache_config_info{{enable_prefix_caching="False"}}[$window]))
-    # -- KV connectors
-    external_cache_queries: tokens = sum by ($by) (last_over_time(vllm:external_prefix_cache_queries_total[$window]))
-    external_cache_hits: tokens = sum by ($by) (last_over_time(vllm:external_prefix_cache_hits_total[$window]))
-    prompt_tokens_from_connector: tokens =
-        sum by ($by) (increase(vllm:external_prefix_cache_hits_total[$window])) or 0 * $prompt_tokens
-    no_kv_connector: bool = 0 * ($external_cache_queries == 0)
-    nixl_transfers_failed: transfers = sum by ($by) (increase(vllm:nixl_num_failed_transfers_total[$window]))
-    nixl_leases_expired: requests = sum by ($by) (increase(vllm:nixl_num_kv_expired_reqs_total[$window]))
-    nixl_transfers: transfers = sum by ($by) (increase(vllm:nixl_xfer_time_seconds_count[$window]))
-    mooncake_transfers_failed: transfers =
-        sum by ($by) (increase(vllm:mooncake_num_failed_transfers_total[$window]))
-        + sum by ($by) (increase(vllm:mooncake_num_failed_recvs_total[$window]))
-    mooncake_leases_expired: requests = sum by ($by) (increase(vllm:mooncake_num_kv_expired_reqs_total[$window]))
-    mooncake_transfers: transfers = sum by ($by) (increase(vllm:mooncake_xfer_time_seconds_count[$window]))
-    kv_errors_logged: lines = sum by ($by) (increase({KV_ERRORS}[$window]))
-    kv_transfer_errors_share: share =
-        ($kv_errors_logged >= {FEW}) / ($kv_errors_logged + $finished_requests or $kv_errors_logged)
-        or 0 * ($kv_errors_logged == 0)
-    requests_fetching_kv: requests = sum by ($by) (min_over_time({KV_FETCHES}[$window]))
-    all_wait_for_kv: bool =
-        ($requests_in_flight_without_progress > bool 0) * ($requests_fetching_kv > bool 0)
-        * ($running_highest == bool 0)
-    kv_transfers_lost_share: share =
-        $nixl_lost_share or $mooncake_lost_share or $kv_transfer_errors_share or $no_kv_connector
-    # -- offloading: counters of stored KV blocks, in bytes, blocks or tokens, by connector and release
-    kv_blocks_stored: bool =
-        max by ($by) ((increase(vllm:kv_offload_total_bytes_total{{transfer_type="GPU_to_CPU"}}[$window])
-            or increase(vllm:kv_offload_store_bytes_total[$window])
-            or increase(vllm:simple_kv_offload_save_outcomes_total{{outcome="stored"}}[$window])
-            or increase(vllm:mooncake_store_operation_bytes_total{{operation="save_put"}}[$window])
-            or increase(lmcache:num_stored_tokens_total[$window])) > bool 0)
-    # Series by tier and operation begin with the first failure: a page with others of the connector has none. Fewer
-    # than three are no rate.
-    offloads: series = count by ($by) (last_over_time({{__name__=~"vllm:({OFFLOADING})_total"}}[$window]))
-    failed_offload_jobs: jobs = sum by ($by) ({_increases("offload", FAILED_OFFLOADS)} or 0 * $offloads)
-    failed_job_share: share =
-        ($failed_offload_jobs >= {FEW}) / ($failed_offload_jobs + $finished_requests) or 0 * ($failed_offload_jobs == 0)
-    failed_mooncake_keys: keys =
-        sum by ($by) (increase(vllm:mooncake_store_operation_failed_keys_total[$window])) >= {FEW}
-    failed_umbp_objects: objects = sum by ($by) (increase(vllm:umbp_transfer_failed_total[$window])) >= {FEW}
-    failed_key_share: share =
-        $failed_mooncake_keys / sum by ($by) (increase(vllm:mooncake_store_operation_keys_total[$window]))
-        or $failed_umbp_objects / sum by ($by) (increase(vllm:umbp_transfer_submitted_total[$window]))
-    dropped_stores: stores = sum by ($by) ({_increases("why", DROPPED_STORES)})
-    # tokens that fill the GPU's own cache twice; if its size is unknown, those that fill a large one
-    kv_cache_turnover: tokens = 2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)
     """,
     *(
         f"""

@@ -18,7 +18,6 @@ from diag.knowledge.signals.expressions import (
     times_the_capacity,
     usage,
     waiting_for_capacity,
-    within,
 )
 
 ENOUGH = 10
@@ -58,79 +57,8 @@ def _of_latencies(part: str) -> str:
     return labelled("latency", {latency: f"${name}_{part}" for latency, name in BUDGETS.items()})
 
 
-def _since_start(counter: str) -> str:
-    return f"sum by ($by) (last_over_time({counter}[$window]))"
-
-
 PARTS = parts(
-    f"""
-    # -- load
-    sequence_cap: requests =
-        ($config_max_num_active_seqs < $config_max_num_seqs) or $config_max_num_seqs or $config_max_num_active_seqs
-    # vLLM reports running requests after the step, so requests that finish in it are missing: with answers of 16 tokens
-    # a sixteenth of them, so that 16 at the cap look like 15.
-    requests_ending_per_step: requests = $finished_requests / ($engine_steps > 0)
-    requests_in_step_peak: requests =
-        round($requests_running_peak + $requests_ending_per_step or $requests_running_peak)
-    share_of_known_cap: share = clamp_max($requests_in_step_peak / on (instance) group_left () $sequence_cap, 1)
-    # Requests wait, the KV cache has room, and as many run at every scrape: a cap holds them, whatever its value. Where
-    # the token budget or the adapters' slots hold them, their number varies, or those that wait are deferred.
-    flat_at_a_cap: requests =
-        ($requests_running_peak >= 2 and $requests_running_minimum >= 0.95 * $requests_running_peak)
-        and $requests_waiting_minimum >= 1 and $kv_cache_usage_mean < 0.8
-    # what the load needs: its peak with a quarter of headroom, as a power of two, by which CUDA graphs grow
-    requests_for_the_load: requests =
-        2 ^ ceil(log2(1.25 * clamp_min($requests_running_peak + $requests_waiting_peak, 1)))
-    # vLLM records queue time when a request finishes: one that still waits, or whose client gave up, is not in it.
-    # Little's law has all of them in the gauges, if the engine makes progress: the total queue time in the window is
-    # divided by the requests with a first token and those still waiting; its share of the time in the server is the
-    # share of waiting requests. The larger of both holds: survivors of a queue say little of it.
-    output_tokens_rate: tokens/s = sum by ($by) (rate(vllm:generation_tokens_total[$window]))
-    window_seconds: seconds = $output_tokens / ($output_tokens_rate > 0)
-    finished_with_queue_time: requests = sum by ($by) (increase(vllm:request_queue_time_seconds_count[$window]))
-    queued_mean: requests = sum by ($by) ($queued_average_by_series and $queued_samples_by_series >= 3)
-    queue_time_of_finished: seconds = $queue_seconds_total / ($finished_with_queue_time >= 3)
-    queue_time_by_gauges: seconds = $queued_mean * $window_seconds / clamp_min($first_tokens + $queued_mean, 1)
-    queue_share_of_finished: share = $queue_seconds_total / ($end_to_end_seconds_total > 0)
-    queue_share_by_gauges: share =
-        $queued_mean / (($queued_mean + $requests_running_mean) > 0 or 1 + 0 * $queued_mean) and $window_seconds
-    # -- the latency SLO
-    ttft_count: requests = $first_tokens
-    ttft_within_slo: requests = {within("$ttft_seconds", TTFT)}
-    itl_within_slo: tokens = {within("$itl_seconds", ITL)}
-    e2e_count: requests = sum by ($by) (increase(vllm:e2e_request_latency_seconds_count[$window]))
-    e2e_within_slo: requests = {within("$e2e_seconds", E2E)}
-    burn_rates: ratio = {_of_latencies("burn_rate")}
-    late_latencies: seconds = {_of_latencies("p99")}
-    # -- the KV cache: a straight line through the samples of the window, its value now, and what it leaves unexplained
-    kv_cache_usage_slope: 1/s = {usage("deriv({}[$window])")}
-    kv_cache_usage_variance = {usage("stdvar_over_time({}[$window])")}
-    kv_cache_usage_rise: share = 2 * ($kv_cache_usage_now - $kv_cache_usage_mean)
-    # how often the running requests were replaced; beyond a few times, usage has forgotten where it was
-    turnovers = $finished_requests / ($requests_running_mean > 0)
-    kv_cache_usage_by_chance =
-        clamp_max(2 * $turnovers, 5) * ({SCATTER} * $kv_cache_usage_mean) ^ 2 / ($requests_running_mean > 0)
-        + clamp_min(12 * $kv_cache_usage_variance - ($kv_cache_usage_slope * $window_seconds) ^ 2, 0)
-        / clamp_min($turnovers, 1)
-    # The mean length since the start: in a window, the requests that end first are the short ones. A cached prefix is
-    # held once for all requests that share it.
-    prompt_tokens_since_start: tokens = {_since_start("vllm:request_prompt_tokens_sum")}
-    answer_tokens_since_start: tokens = {_since_start("vllm:request_generation_tokens_sum")}
-    requests_since_start: requests = {_since_start("vllm:request_generation_tokens_count")}
-    cached_tokens_since_start: tokens = {_since_start("vllm:prefix_cache_hits_total")} or 0 * $requests_since_start
-    full_length: tokens =
-        (clamp_min($prompt_tokens_since_start - $cached_tokens_since_start, 0) + $answer_tokens_since_start)
-        / ($requests_since_start >= {ENOUGH})
-    # While too few have ended, the full length is unknown. At a random moment, a request is halfway on average. It says
-    # little of requests that started together, so that it counts in the last seconds before the KV cache is full only.
-    usage_at_twice_the_present_length: share =
-        2 * $kv_cache_usage_now and ($time_until_the_kv_cache_is_full <= {LAST_SECONDS})
-    # -- the queue: arrivals and starts are random counts, so their difference is by chance the root of their sum
-    waiting_slope: 1/s = sum by ($by) ({waiting_for_capacity("deriv({}[$window])")})
-    queue_growth_rate: 1/s = $waiting_slope > 2 * sqrt(2 * $first_tokens) / ($window_seconds > 0)
-    waiting_last: requests = sum by ($by) ({waiting_for_capacity("last_over_time({}[$window])")})
-    waiting_now: requests = $requests_waiting_mean + $waiting_slope * $window_seconds / 2
-    """,
+    vars(),
     *map(_burn_rate, BUDGETS.values()),
     *(f"{name}_p99: seconds = {renamed(P99, names)}" for name, names in HISTOGRAMS.items()),
 )

@@ -57,15 +57,10 @@ def recently(name: str) -> str:
 
 
 PARTS = parts(
+    vars(),
     *(f"time_of_{event.name}: unix time = {event_time(event.name)}" for event in events.LOG_EVENTS),
     f"""
-    vllm_up: bool = max by ($by) (last_over_time(diag_vllm_up[$window]))
-    last_startup_progress: unix time =
-        max by ($by) (last_over_time(diag_vllm_startup_last_progress_timestamp_seconds[$window]))
-    time_of_engine_death: unix time = {event_time(events.ENGINE_DEAD, events.WORKER_DIED)}
     time_of_out_of_memory: unix time = {event_time(*events.OUT_OF_MEMORY)}
-    dumped_process: PID = {log_value(events.STACK_DUMPED, "pid")}
-    log_errors: lines = count by ($by) (last_over_time({LOG_ERROR}[$window]))
     """,
     *(f"{name}_since_start: bool = {since_start(name)}" for name in SINCE_START),
 )

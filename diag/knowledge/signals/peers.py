@@ -8,7 +8,7 @@ what is usual; with two, the other engine does.
 
 from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
-from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of, parts, signal
+from diag.knowledge.signals.expressions import USUAL_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.gpu import as_of_first_node
 from diag.knowledge.signals.log import lately, since_start
 
@@ -46,89 +46,14 @@ def _of_the_other(part: str) -> str:
 
 
 PARTS = parts(
+    vars(),
     f"""
-    # -- engines
-    load_of_model = $requests_running_mean by ($by, {MODEL}) + $requests_waiting_mean by ($by, {MODEL})
-    waiting_of_model: requests = $requests_waiting_median by ($by, {MODEL})
-    output_tokens_of_model: tokens = $output_tokens by ($by, {MODEL})
-    token_counts_of_model: changes = sum by ($by, {MODEL}) (changes(vllm:generation_tokens_total[$window]))
-    median_load_of_peers: requests ({USUAL_MEMBER}) = quantile {PEERS} (0.5, $load_of_model)
-    # -- workers and GPUs as the ranks of one engine
-    worker_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="worker"}}[$window])
-    # the ranks of all engines of a server: a rank is missing if fewer are seen
-    world_size: ranks =
-        $config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size)
-        * ($engines_running or 1 + 0 * $config_tensor_parallel_size)
-    serving_gpu_utilisation: share =
-        max by (instance, gpu) (avg_over_time(diag_gpu_utilization_ratio[$window]))
-        unless on (instance, gpu) $gpus_not_serving
-    gpu_power_mean: watts = max by (instance, gpu) (avg_over_time(diag_gpu_power_watts[$window]))
-    generated_within_an_hour: tokens = sum by (instance) (increase(vllm:generation_tokens_total[1h]))
-    highest_power_within_an_hour: watts = max by (instance, gpu) (max_over_time(diag_gpu_power_watts[1h]))
-    # Power as a share of the highest that this GPU drew within an hour with tokens, and of its limit. A small card
-    # draws half of its limit while it busy-waits, and some parts (GB10, Jetson) have no limit: the limit counts only if
-    # the power at work is unknown, and then it can prove only that a rank busy-waits, not that it does not.
-    power_share_of_work: share =
-        $gpu_power_mean
-        / on (instance, gpu) ($highest_power_within_an_hour > 0 and on (instance) $generated_within_an_hour > 0)
-    power_share_of_limit: share =
-        $gpu_power_mean
-        / on (instance, gpu) (max by (instance, gpu) (avg_over_time(diag_gpu_power_limit_watts[$window])) > 0)
-    gpus_busy_waiting: share =
-        $serving_gpu_utilisation > 0.9
-        and on (instance, gpu) ($power_share_of_work < {SPIN_OF_WORK}
-          or on (instance, gpu) (($power_share_of_limit < {SPIN_OF_LIMIT}) unless $power_share_of_work))
-    # During one long step, vLLM's page shows neither its requests nor its tokens. An engine without work waits without
-    # using a CPU; the workers of several ranks busy-wait for it.
-    gpus_computing: share =
-        $serving_gpu_utilisation > 0.9
-        and on (instance, gpu) ($power_share_of_limit > {AT_WORK}
-          or on (instance, gpu) $power_share_of_work > {SPIN_OF_WORK})
-    only_worker_cores: cores (the only member) =
-        max by (instance) ($worker_cores) and count by (instance) ($worker_cores) == 1
-    works_or_hangs_unseen: bool =
-        $nothing_moves[1m]
-        * on (instance) group_left () ($nothing_moves[1m] by (instance)
-          * (($ranks_out_of_step[1m] by (instance) > bool 0) or $gpu_or_engine_at_work[1m] by (instance)))
-    # GPUs with enough telemetry to decide if they busy-wait
-    gpus_known_to_wait_or_not: share =
-        $serving_gpu_utilisation <= 0.9 or ($serving_gpu_utilisation and on (instance, gpu) $power_share_of_work)
-    rank_of_gpu =
-        max by (instance, gpu, rank) (last_over_time(diag_gpu_process_memory_bytes{{role="worker",rank!=""}}[$window])
-          * 0 + 1)
-    # GPUs that do not busy-wait while another one does
-    still_gpus: share =
-        ($serving_gpu_utilisation and on (instance) $gpus_busy_waiting) unless on (instance, gpu) $gpus_busy_waiting
-    worker_cores_of_nodes: cores = {as_of_first_node("$worker_cores", "host, pid, rank", "leader, host")}
-    worker_cores_of_server = $worker_cores_of_nodes or $worker_cores unless on (instance) $worker_cores_of_nodes
-    still_workers: ranks ({ANY_MEMBER}) =
-        (count by ($by) ($worker_cores_of_server < {STILL}) and max by ($by) ($worker_cores_of_server) > {SPINS})
-        or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)
-    ranks_busy_waiting: ranks =
-        count by ($by) ($gpus_busy_waiting) or 0 * (count by ($by) ($gpus_known_to_wait_or_not) >= $world_size)
     # vLLM repeats the line every 60 s; at a start it tells of ranks that compile
     log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)} * {since_start(SHM_BROADCAST_WAIT)}
-    named_still_worker =
-        label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})
-              and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}), "one", "rank $$1", "rank",
-              "(.+)"), "place", " on $$1", "host", "(.+)"), "named", "", "one", "place")
-    named_still_gpu =
-        label_join(label_replace(label_replace($still_gpus * on (instance, gpu) group_left (rank) $rank_of_gpu
-              or on (instance, gpu) $still_gpus, "one", "GPU $$1", "gpu", "(.+)"), "two", " (rank $$1)", "rank",
-            "(.+)"), "named", "", "one", "two")
-    # -- expert-parallel ranks, whose tokens EPLB logs with log_balancedness
-    balance_lines = sum by ($by) (increase(diag_vllm_log_events_total{{event="{EXPERT_BALANCE}"}}[$window]))
-    tokens_of_mean_rank: tokens = {_tokens_of_ranks("avg_tokens")}
-    tokens_of_busiest_rank: tokens = {_tokens_of_ranks("max_tokens")}
-    balance_is_by_rank: series = count by (instance) (last_over_time(diag_vllm_info{{version=~"{BY_RANK}"}}[$window]))
-    # An engine without workers computes in its own process. Where engines share experts, all of them take part in each
-    # pass: one that uses no CPU is missing from a pass in which the others busy-wait.
-    engine_process_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="engine"}}[$window])
-    cores_of_ranks: cores = $worker_cores or ($engine_process_cores unless on (instance) $worker_cores)
-    missing_ranks: cores ({ANY_MEMBER}) =
-        ($cores_of_ranks < {STILL}) and on (instance) (max by (instance) ($cores_of_ranks) > {SPINS})
     """,
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
+    EXPERT_BALANCE=EXPERT_BALANCE,
+    as_of_first_node=as_of_first_node,
 )
 
 load_of_peers = signal(

@@ -8,7 +8,7 @@ takes a stack trace stops it for a moment.
 from diag.core import log_events as events
 from diag.core.formatting import GIB
 from diag.core.incident import Signal
-from diag.knowledge.signals.expressions import ANY_MEMBER, ITL, SLOWEST_MEMBER, any_of, parts, renamed, signal
+from diag.knowledge.signals.expressions import any_of, parts, signal
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
 from diag.knowledge.signals.log import EVENT_TIME, event_time, lately, since_start
 
@@ -60,120 +60,23 @@ def culprits(processes: str) -> str:
 
 
 PARTS = parts(
+    vars(),
     f"""
-    # -- memory
-    host_memory: bytes = max by ($by) (last_over_time(diag_host_memory_used_bytes[$window]))
-    host_memory_limit: bytes = max by ($by) (last_over_time(diag_host_memory_limit_bytes[$window]))
-    host_memory_growth: bytes/s =
-        max by ($by) (deriv(diag_host_memory_used_bytes[5m]) and count_over_time(diag_host_memory_used_bytes[5m]) >= 5)
-    # Usage that rises and falls is no growth, whatever its slope, and neither is one large allocation. The limit must
-    # be constant: a changed limit would look like growth. (VictoriaMetrics counts the first sample as a change, so
-    # changes() cannot prove that there was none.)
-    host_memory_changes: changes = max by ($by) (changes(diag_host_memory_used_bytes[5m]))
-    host_memory_grows_steadily: bool =
-        (max by ($by) (resets(diag_host_memory_used_bytes[5m])) <= bool 0.25 * $host_memory_changes)
-        * ($host_memory_changes >= bool 4)
-        * ($host_memory - min by ($by) (min_over_time(diag_host_memory_used_bytes[5m]))
-          > bool 0.05 * ($host_memory_limit - $host_memory)) * $host_memory_limit_is_constant
-    host_memory_limit_is_constant: bool =
-        max by ($by) (max_over_time(diag_host_memory_limit_bytes[5m]))
-        == bool min by ($by) (min_over_time(diag_host_memory_limit_bytes[5m]))
-    host_memory_fill: share = $host_memory / ($host_memory_limit > 0)
-    host_memory_fills_up: bool =
-        ($host_memory_fill > bool {NEARLY_FULL})
-        * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth, 1) < bool {SECONDS_TO_DRAIN})
-        * $host_memory_grows_steadily * ($vllm_up or $up_last)
-    # The cgroup has met its limit, and not because of page cache, which would leave the memory in use as it was.
-    host_memory_growth_last_minute: bytes/s =
-        max by ($by) (deriv(diag_host_memory_used_bytes[1m]) * (resets(diag_host_memory_used_bytes[1m]) == bool 0)
-          and count_over_time(diag_host_memory_used_bytes[1m]) >= 4)
-    limit_hits: events = max by ($by) (increase(diag_host_memory_events_total{{event="max"}}[1m]))
     host_memory_meets_its_limit: bool =
         ($limit_hits > bool 0) * $host_memory_limit_is_constant * ($vllm_up or $up_last)
         * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth_last_minute, 1)
           < bool {SECONDS_TO_DRAIN / 3:g})
-    oom_kills_in_the_cgroup: kills = max by ($by) (increase(diag_host_memory_events_total{{event="oom_kill"}}[5m]))
-    killed_by_the_kernel: bool =
-        (abs($time_of_oom_kill by (instance) - $server_end_time) < bool {OOM_KILL_SECONDS}) * (1 - $vllm_up)
-    # -- a buffer for offloaded KV blocks; --kv-offloading-size is in GiB, for all ranks of one engine, also those on
-    # other hosts. An LMCache server of its own holds it instead if that is the backend.
-    engines_worth_of_ranks: engines =
-        max by (instance) (last_over_time(diag_vllm_processes{{role="worker"}}[$window]) > 0)
-        / ($config_tensor_parallel_size * ($config_pipeline_parallel_size or 1 + 0 * $config_tensor_parallel_size))
-        or max by (instance) (last_over_time(diag_vllm_processes{{role="engine"}}[$window]) > 0)
-        or 1 + 0 * $config_kv_offloading_size
-    kv_offload_buffer: bytes =
-        {GIB} * $config_kv_offloading_size * $engines_worth_of_ranks
-        unless max by (instance) (last_over_time(vllm:cache_config_info{{kv_offloading_backend="lmcache"}}[$window]))
-    kv_offload_share: share = $kv_offload_buffer / ($host_memory_limit > 0)
-    # -- CPU time
-    cpu_wait: share = rate(diag_vllm_process_cpu_wait_seconds_total[$window])
-    engine_cpu_wait: share ({SLOWEST_MEMBER}) =
-        max by ($by) (rate(diag_vllm_process_cpu_wait_seconds_total{{role="engine"}}[$window]))
-    longest_cpu_wait: share ({SLOWEST_MEMBER}) = max by ($by) ($cpu_wait)
-    cpu_pressure_mean: share = max by ($by) (avg_over_time(diag_host_pressure_ratio{{resource="cpu"}}[$window]))
-    cpu_throttled_share: share = max by ($by) (rate(diag_host_cpu_throttled_seconds_total[$window]))
-    # the lost part of a period is not counted: throttled seconds are preferred if they are exported
-    cpu_throttled_periods: share =
-        clamp_max(max by ($by) (rate(diag_host_cpu_throttled_periods_total[$window]))
-          / (max by ($by) (rate(diag_host_cpu_periods_total[$window])) > 0), 1)
-    # CPU wait alone is harmless: two ranks that spin on two cores waited for 84 % of the time and served well, and a
-    # pressure of 95 % was measured on a host whose server lacked nothing. So it counts only if tokens are late as well,
-    # or if a quota stops the server for most of the time.
-    engine_steps_rate: 1/s = sum by ($by) (rate(vllm:iteration_tokens_total_count[$window]))
-    # Late is relative, too: a step that gets a CPU for a sixth of the time takes six times as long, from 6 ms to 42 ms.
-    # The floor is the time of this server's faster tokens since its start; the histogram's first bucket ends at 10 ms.
-    itl_floor: seconds = clamp_min({renamed(FAST_TOKENS, ITL)}, 0.01)
-    tokens_slower: bool = $itl_median > bool {SLOWER} * $itl_floor
-    cpu_wait_hurts: bool = {any_of(late="$tokens_late", quota="($cpu_throttled_share > bool 0.5)")}
-    cpu_short: share =
-        clamp_max(($cpu_throttled_share > $cpu_pressure_mean) or $cpu_pressure_mean or $cpu_throttled_share
-          or $cpu_throttled_periods, 1)
-    # -- compilation, as the log or the CPU time of a compiler shows it
-    compiled_within_five_minutes: bool =
-        {any_of(log="$compilation_while_serving", compiler="($compiler_seconds[5m] > bool 1)")}
     # -- faults of a device
     time_of_device_fault: unix time = {event_time(*DEVICE_FAULTS)}
-    device_fault_logged: bool =
-        {since_start("device_fault")}
-        * (1 - ${events.ENGINE_START_FAILED}_since_start)
-    xid_of_the_dead_engine: bool ({ANY_MEMBER}) =
-        max by (instance) (increase(diag_gpu_xid_errors_total{{xid=~"13|31|43|45"}}[5m]) > bool 0)
-        * on (instance) $engine_gone
-    vllm_up_sampled: samples = max by (instance) (count_over_time(diag_vllm_up[$window])) >= 3
     halted_processes: bool = {halted_by_engine(in_state(".+"))}
-    stopped_by_any_exporter: bool = {halted_by_engine(OF_ANY)}
-    halted_by_any_exporter: bool = $halted_processes or on (instance, pid) $stopped_by_any_exporter
     stopped_processes: bool = {halted_by_engine(in_state("stopped"))}
     traced_processes: bool = {halted_by_engine(in_state("traced"))}
     uninterruptible_processes: bool = {halted_by_engine(in_state("uninterruptible"))}
     stopped_or_traced_processes: bool = {halted_by_engine(in_state("stopped|traced", "engine|worker"))}
-    stopped_processes_of_any_exporter: bool = $stopped_processes or on (instance, pid) $stopped_by_any_exporter
-    stopped_processes_of_the_engine: processes = sum by ($by) ($stopped_or_traced_processes)
-    # With a scrape interval above 10 s, 30 s do not show a standstill; the pauses of its streams do, once it is over.
-    pauses_of_a_standstill: pauses =
-        ($stream_pauses_over_40_s_without_a_prefill >= 2)
-        * (max by ($by) (count_over_time(vllm:num_requests_running[30s])) < bool 3) * ($preemptions == bool 0)
     """,
-    "host_memory_ends: bool = "
-    + any_of(
-        fills="$host_memory_fills_up",
-        meets="$host_memory_meets_its_limit",
-        group="($oom_kills_in_the_cgroup > bool 0)",
-        host="$killed_by_the_kernel",
-    ),
-    "tokens_late: bool = "
-    + any_of(
-        tokens=f"($itl_median > bool {LATE})", steps="(($engine_steps_rate < bool 1) * ($running_lowest >= bool 1))"
-    ),
-    # Xid errors caused by a program; if this server is alive, another program on the GPU may have caused them
-    "engine_gone: bool = "
-    + any_of(
-        page="$page_silent",
-        health="$engine_dead_by_its_health_check",
-        log="$death_of_the_engine_in_the_log",
-        process="$no_engine_process",
-    ),
+    GIB=GIB,
+    OOM_KILL_SECONDS=OOM_KILL_SECONDS,
+    since_start=since_start,
 )
 
 # -- memory -----------------------------------------------------------------------------------------------------------

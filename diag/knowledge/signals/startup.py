@@ -10,7 +10,7 @@ more, its capacity was higher. Times whose requests were longer or less cached a
 """
 
 from diag.core import log_events as events
-from diag.knowledge.signals.expressions import ANY_MEMBER, EVERY_MEMBER, any_of, labelled, parts, signal
+from diag.knowledge.signals.expressions import any_of, labelled, parts, signal
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS, SLEEP_STATE
 from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH, lately, log_value, since_start
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
@@ -92,124 +92,23 @@ def _since(ago: str) -> str:
 
 
 PARTS = parts(
+    vars(),
     f"""
-    # A server that has started anew in the window, or is gone: the window holds samples of a process that has ended.
-    samples_of_a_former_process: series =
-        (sum by ($by) (changes(process_start_time_seconds[$window]))
-          or sum by ($by) (resets(vllm:generation_tokens_total[$window]))) > 0
-        or count by ($by) ($running_last_by_series) unless count by ($by) ($running_last_by_series[1m])
-    in_starting_phase: bool = max by ($by) (last_over_time({PHASE}{{{IS_STARTING}}}[$window]))
-    # no new start has been seen since that log line, and /metrics does not answer
-    start_failed: bool =
-        ($time_of_{events.ENGINE_START_FAILED} > bool 0)
-        * (($time_of_{events.ENGINE_START_FAILED} - $last_startup_progress) >= bool 0) * (1 - $vllm_up)
-    # a zombie has ended: it keeps its CPU time until its parent reads its exit status
-    zombies: processes = last_over_time(diag_vllm_process_state{{state="zombie"}}[$window]) == 1
-    # an engine that outlived its API server starts nothing
-    ended_or_orphaned: processes = $zombies or on (instance, pid) $orphaned == 1
-    scraped: bool = 0 * $up_last
-    process_start_time: unix time = max by ($by) (last_over_time(diag_vllm_process_start_time_seconds[$window]))
-    # No process is left only if the collector has seen some: it keeps counting the roles that it saw, and may never see
-    # the processes of another container.
-    no_process_left: processes = sum by ($by) (last_over_time(diag_vllm_processes[$window])) <= 0
-    processes_seen_today: series = count by ($by) (count_over_time(diag_vllm_process_start_time_seconds[1d]))
-    processes_alive: bool = ($vllm_processes > bool 0) or $no_process_left or 0 * $processes_seen_today or $scraped + 1
-    starts_by_log: bool =
-        $engine_starting * $processes_alive * (time() - $last_startup_progress < bool {LONGEST_SILENCE})
-    # neither the log nor the page has shown this process yet
-    start_time_on_page: unix time = max by ($by) (last_over_time(process_start_time_seconds[1d]))
-    starts_by_process: bool =
-        (time() - $process_start_time < bool {NO_LINE_YET})
-        * (($process_start_time > bool $last_startup_progress) or $scraped + 1)
-        * (($process_start_time - 1 > bool $start_time_on_page) or $scraped + 1)
-    # A crash stays told for 15 minutes, whatever starts after it. Without a log, a kill by the kernel shortly before
-    # the start of the process that answers now is one.
-    time_of_logged_crash: unix time = max by ($by) (last_over_time({LOG_CRASH}[$window])) or 0 * $time_of_engine_death
-    latest_start_time: unix time = $process_start_time or $start_time_on_page
-    time_of_kill_before_start: unix time =
-        $time_of_oom_kill * ($time_of_oom_kill < bool $latest_start_time)
-        * ($latest_start_time - $time_of_oom_kill < bool {OOM_KILL_SECONDS})
-    newer_process: bool = ($latest_start_time > bool $time_of_crash) or $scraped
-    ready_again: unix time = $last_startup_progress * ($in_phase_ready == 1) and $vllm_up == 1
-    answers_again: unix time = $latest_start_time > $time_of_crash and $vllm_up == 1
-    phase_seconds: seconds = sum by ($by) (last_over_time({SPENT}[$window]))
-    # until the new process shows itself, the latest start time is that of the process that crashed
-    start_since_crash: unix time =
-        $latest_start_time > $time_of_crash or time() - $phase_seconds > $time_of_crash
-        or $last_startup_progress > $time_of_crash
-    loads_weights: bool = max by ($by) (last_over_time({PHASE}{{{LOADING}}}[$window]))
-    # -- shutdowns
-    requests_cut_lately: bool = {lately(f"time_of_{events.CUT_AT_SHUTDOWN}", TOLD_FOR)}
-    # a drain that never ends is ended by SIGKILL; the next start shows that it is over
-    drain_killed: bool =
-        ($time_of_{events.DRAIN_STARTED} > bool $time_of_{events.DRAIN_ENDED})
-        * ($last_startup_progress > bool $time_of_{events.DRAIN_STARTED}) * {lately(DRAIN_TIME, TOLD_FOR)}
-    latency_buckets_within_an_hour = sum by ($by, le) (max_over_time(vllm:e2e_request_latency_seconds_bucket[1h]))
-    # -- sleep and weights
-    slept_at_level_2: bool ({ANY_MEMBER}) = max by ($by) (max_over_time({SLEEP_STATE}{{sleep_state="discard_all"}}[1d]))
-    wake_up_calls: calls =
-        sum by ($by) (last_over_time(http_requests_total{{handler="/wake_up",status="2xx"}}[$window]))
-    # The calls that may have loaded weights: /collective_rpc, /update_weights, a route of a plugin. A trainer may call
-    # any of them, so every call since the start of the server counts as a reload.
-    calls_that_may_load_weights: calls =
-        sum by ($by) (last_over_time({MAY_LOAD_WEIGHTS}[$window]))
-    weights_reloaded_by_log: bool =
-        {since_start(events.WEIGHTS_RELOADED)}
-        * ($time_of_{events.WEIGHTS_RELOADED} >= bool $time_of_{events.WEIGHTS_DISCARDED})
-    # vLLM's own HTTP server counts every call: if it counts and has counted none of these, there was none. Without its
-    # counters and without the log, a reload is not seen.
-    calls_counted: calls = sum by ($by) (last_over_time(http_requests_total[$window]))
-    weights_loaded_again: bool =
-        {any_of(call="(($calls_that_may_load_weights or 0 * $calls_counted) > bool 0)", log="$weights_reloaded_by_log")}
-    # Awake after the sleep, in the same process: a call of /wake_up was counted, or no restart came in between.
-    woken_up: bool ({ANY_MEMBER}) =
-        ($wake_up_calls > bool 0) or 0 * $calls_counted
-        or 1 + 0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)
-    # not every backend logs it, so that a log without the line proves nothing
-    weights_discarded: bool =
-        {any_of(page="($slept_at_level_2 > bool 0)", log=f"(${events.WEIGHTS_DISCARDED}_since_start > 0)")}
-    asleep_now: bool ({EVERY_MEMBER}) = max by ($by) (1 - last_over_time({SLEEP_STATE}{{sleep_state="awake"}}[$window]))
-    weight_operations: calls ({ANY_MEMBER}) =
-        max by (instance) (last_over_time(vllm:rl_weight_update_operations_in_flight[$window])
-          or last_over_time(vllm:sleep_mode_operations_in_flight[$window]))
-    weights_in_transfer: bool =
-        ($weight_operations > bool 0) unless on (instance) ($weight_operations offset {LONGEST_UPDATE} > 0)
-    # -- elastic scaling
-    scales_by_page: bool = max by (instance) (last_over_time(diag_vllm_elastic_scaling[$window]))
-    scales_by_log: bool =
-        ${events.SCALING_STARTED}_since_start by (instance)
-        * ($time_of_{events.SCALING_STARTED} by (instance) > bool $time_of_{events.SCALING_ENDED} by (instance))
-        * (time() - $time_of_{events.SCALING_STARTED} by (instance) < bool {LONGEST_SCALING})
-    scales: bool = $scales_by_page or $scales_by_log
-    release: series = count by (instance, version) (last_over_time({INFO}[$window]))
-    running_average: requests = sum by ($by) ($running_average_by_series)
-    cached_prompt_tokens: tokens = $prefix_cache_hits or 0 * $prompt_tokens
-    seconds_per_token: seconds = $itl_sum / ($itl_count >= {FEWEST_TOKENS})
-    request_length: tokens = ($prompt_tokens + $output_tokens) / ($finished_requests >= {FEWEST_REQUESTS})
-    # prompt tokens that are computed for each token of an answer
-    prompt_tokens_per_output_token: tokens = clamp_min($prompt_tokens - $cached_prompt_tokens, 0) / ($output_tokens > 0)
     upgraded_release: series = {" or ".join(f"$upgraded_within_{ago}" for ago in AGO)}
     slower_speeds: ratio = {" or ".join(f"$slower_since_{ago}" for ago in AGO)}
-    # two releases within a day, and no two times to compare: unknown
-    one_release_within_a_day: bool = 0 * (count by ($by) (count by ($by, version) (count_over_time({INFO}[1d]))) == 1)
-    # without a restart there was no upgrade, even if no exporter names the release
-    not_restarted: bool ({EVERY_MEMBER}) = 0 * (max by ($by) (resets(vllm:generation_tokens_total[1d])) == 0)
-    flag_values = max by (instance, flag) (last_over_time(diag_vllm_config[$window]))
     flags_of_other_value =
         {" or ".join(f"($flag_values[{SPAN}] != $flag_values[{SPAN}] offset {ago})" for ago in AGO)}
     """,
-    # that the kernel killed nothing proves no health; a process that has answered for longer does
-    "time_of_crash: unix time = "
-    + any_of(
-        log="$time_of_logged_crash",
-        kernel="($time_of_kill_before_start > 0)",
-        old=f"(0 * ($latest_start_time < time() - {TOLD_FOR}))",
-    ),
     *(
         f'{phase}_per_usual: ratio = last_over_time({SPENT}{{phase="{phase}"}}[$window]) / {usual}'
         for phase, usual in USUAL_SECONDS.items()
     ),
     *map(_since, AGO),
+    LOG_CRASH=LOG_CRASH,
+    OOM_KILL_SECONDS=OOM_KILL_SECONDS,
+    SLEEP_STATE=SLEEP_STATE,
+    lately=lately,
+    since_start=since_start,
 )
 
 startup_failed = signal(

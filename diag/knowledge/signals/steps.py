@@ -12,13 +12,8 @@ from diag.core.incident import reported
 from diag.knowledge.signals.expressions import (
     ANY_MEMBER,
     ITL,
-    KV_USAGE,
-    PREFIX_CACHE_HITS,
-    SLOWEST_MEMBER,
-    TTFT,
     any_of,
     parts,
-    renamed,
     signal,
     within,
 )
@@ -53,93 +48,10 @@ def _known(metric: str, part: str = "") -> str:
 
 
 PARTS = parts(
+    vars(),
     f"""
-    itl_median: seconds = {renamed(MEDIAN, ITL)}
-    itl_within_freeze_seconds: tokens = {within("$freeze_seconds", ITL)}
-    # -- prefills: vLLM counts a prompt's tokens at its first token, its length and prefill time when it finishes
-    kv_cache_usage_growth: share = sum by ($by) ({renamed("delta({}[$window])", KV_USAGE)})
-    # The KV cache takes a prompt step by step. Each running request may also have taken a block that is not yet full.
-    unbooked_prompt_tokens: tokens =
-        $kv_cache_usage_growth * on (instance) group_left () $config_kv_cache_size_tokens
-        - $running_highest * on (instance) group_left () $config_block_size - $output_tokens - $prompt_tokens
-    tokens_prefilled_per_step: tokens =
-        ($prompt_tokens + clamp_min($unbooked_prompt_tokens, 0) or $prompt_tokens) / ($engine_steps > 0)
     prefills_within_freeze_seconds: requests = {within("$freeze_seconds", ("vllm:request_prefill_time_seconds",))}
-    prefills: requests = sum by ($by) (increase(vllm:request_prefill_time_seconds_count[$window]))
-    prompts: requests = sum by ($by) (increase(vllm:request_prompt_tokens_count[$window]))
     prompts_within_500_tokens: requests = {within("500", ("vllm:request_prompt_tokens",))}
-    late_first_tokens: requests = $first_tokens - {within("$freeze_seconds", TTFT)}
-    first_tokens_after_10_s: requests = $first_tokens - {within("10", TTFT)}
-    long_prefills_done: requests = $prefills_over_freeze_seconds * ($prompts_over_500_tokens > bool 0)
-    long_prefills_begun: requests = ($prompt_tokens >= bool 500 * $first_tokens) * $late_first_tokens
-    long_prefill_in_progress: bool = $unbooked_prompt_tokens >= bool 500
-    # Long prompts usually take long, or one takes KV cache now: a stall rarely coincides with a prefill.
-    long_prompts_take_long: bool =
-        ($long_prefills_done + $long_prefills_begun > bool 0)
-        * ($prefills_over_freeze_seconds >= bool 0.5 * $prompts_over_500_tokens)
-    prompts_account_for_pauses: bool = $long_prefill_in_progress == 1 or $long_prompts_take_long[5m]
-    # without a pause there is nothing to account for; a pause on a page that does not show its prompts is unknown
-    long_prefill_steps: bool =
-        0 * ($pauses_over_10_s[5m] <= 0) or ($pauses_over_10_s[5m] > 0) * $prompts_account_for_pauses[5m] > bool 0
-    # cached prompt tokens are not prefilled; releases before 0.13 do not export the difference
-    prefilled_tokens: tokens =
-        sum by ($by) (increase(vllm:request_prefill_kv_computed_tokens_sum[$window])) or $finished_prompt_tokens
-    # While no long prompt has finished: the growth of the KV cache by a prompt while streams wait for tokens.
-    prefill_rate: tokens/s =
-        $prefilled_tokens / (sum by ($by) (increase(vllm:request_prefill_time_seconds_sum[$window])) > 0)
-        or ($unbooked_prompt_tokens >= 500) * $requests_running_mean / ($itl_sum > 0)
-    prefills_at_a_time: requests = sum by ($by) (rate(vllm:request_prefill_time_seconds_sum[$window]))
-    decode_rate: tokens/s = $output_tokens_rate {ENGINE}
-    # each API server counts an iteration in which it has requests
-    api_servers: processes = $config_api_server_count or 0 * $vllm_up by (instance) + 1
-    iterations_rate: 1/s =
-        sum by (instance, engine) (rate(vllm:iteration_tokens_total_count[$window]))
-        / on (instance) group_left () $api_servers
-    batch_size: tokens = $decode_rate / ($iterations_rate > 0)
-    # the experts that the tokens of a step reach, if routing is even
-    expert_bytes_per_step: bytes =
-        (1 - (1 - {_known("diag_vllm_experts_per_token_ratio")}) ^ on (instance) group_right () $batch_size)
-        * on (instance) group_left () {_known("diag_vllm_weight_bytes", "experts")}
-    mean_kv_cache_usage_of_the_engine: share =
-        max by (instance, engine) ({renamed("avg_over_time({}[$window])", KV_USAGE)})
-    cache_bytes_per_step: bytes =
-        ($mean_kv_cache_usage_of_the_engine * on (instance) group_left () $config_kv_cache_size_tokens)
-        * on (instance) group_left () {_known("diag_vllm_kv_cache_bytes_per_token")}
-    bytes_read_rate: bytes/s =
-        $iterations_rate
-        * (($cache_bytes_per_step + $expert_bytes_per_step)
-          + on (instance) group_left () {_known("diag_vllm_weight_bytes", "every_step")})
-    # 0 without --enable-mfu-metrics
-    bytes_moved_by_vllms_estimate: bytes/s =
-        sum by (instance, engine) (rate(vllm:estimated_read_bytes_per_gpu_total[$window]))
-        + sum by (instance, engine) (rate(vllm:estimated_write_bytes_per_gpu_total[$window]))
-    memory_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
-        min by (instance) (last_over_time(diag_gpu_memory_bandwidth_max_bytes_per_second[$window])
-          unless on (instance, gpu) $gpus_not_serving)
-    prefix_cache_hits_rate: tokens/s =
-        {renamed("sum by (instance, engine) (rate({}[$window]))", PREFIX_CACHE_HITS)}
-    tokens_computed_rate: tokens/s =
-        ($decode_rate
-          + clamp_min(sum by (instance, engine) (rate(vllm:prompt_tokens_total[$window])) - $prefix_cache_hits_rate, 0))
-        or $decode_rate
-    flops_per_token_by_dtype: FLOPs = max by (instance, dtype) (last_over_time(diag_vllm_flops_per_token[$window]))
-    flops_peak: FLOPs/s ({SLOWEST_MEMBER}) =
-        max by (instance) (min by (instance, dtype) (last_over_time(diag_gpu_flops_max[$window])
-            unless on (instance, gpu) $gpus_not_serving) and on (instance, dtype) $flops_per_token_by_dtype)
-    flops_rate: FLOPs/s =
-        sum by (instance, engine) (rate(vllm:estimated_flops_per_gpu_total[$window])) > 0
-        or ($tokens_computed_rate * on (instance) group_left () {_known("diag_vllm_flops_per_token")})
-    all_reduce_bytes_rate: bytes/s =
-        $tokens_computed_rate * on (instance) group_left () ({_known("diag_vllm_all_reduce_bytes_per_token")} > 0)
-    nvlink_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
-        min by (instance) ((last_over_time(diag_gpu_nvlink_max_bytes_per_second[$window])
-            and on (instance, gpu) last_over_time(diag_gpu_nvlink_active_links[$window]) > 0)
-          unless on (instance, gpu) $gpus_not_serving)
-    # an idle link lowers its generation
-    gpus_idle: share = avg_over_time(diag_gpu_utilization_ratio[$window]) < {IDLE}
-    pcie_bandwidth: bytes/s ({SLOWEST_MEMBER}) =
-        min by (instance) ($pcie_link_bytes_per_second unless on (instance, gpu) $gpus_not_serving
-          unless on (instance, gpu) $gpus_idle)
     """,
     *(
         f"""
