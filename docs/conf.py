@@ -2,12 +2,12 @@
 
 import re
 import sys
-import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+from journeys import searches  # noqa: E402  # docs/journeys.py
 from pages import write  # noqa: E402  # docs/pages.py
 from pygments.lexers.promql import PromQLLexer  # noqa: E402
 from pygments.token import Error, Name  # noqa: E402
@@ -24,7 +24,7 @@ html_css_files = ["plots.css"]
 exclude_patterns = ["_build", "generated/symptoms.md"]  # a part of index.md
 suppress_warnings = ["misc.highlighting_failure"]
 
-SEARCH = tomllib.loads((HERE / "symptoms.toml").read_text(encoding="utf-8"))["search"]
+SEARCH = searches()
 write()
 
 

@@ -32,11 +32,19 @@ for (const query of process.argv.slice(2)) console.log(run(query).at(-1)?.[0] ??
 """
 
 
+KNOWN = tomllib.loads((HERE / "symptoms.toml").read_text(encoding="utf-8"))
+
+
+def searches() -> dict[str, str]:
+    """Return what people search for and the page that is to be first; a symptom leads to all incidents by symptom."""
+    terms = (term for symptom in KNOWN["symptom"] for term in symptom["terms"].split(", "))
+    return dict.fromkeys(terms, "generated/incidents/index") | KNOWN["search"]
+
+
 def main(site: Path) -> list[str]:
     """Return what a reader does not find."""
-    known = tomllib.loads((HERE / "symptoms.toml").read_text(encoding="utf-8"))
     wrong = []
-    for question, pages in known["journeys"].items():
+    for question, pages in KNOWN["journeys"].items():
         wrong += [f"{question}: more than {MOST_CLICKS} clicks"] * (len(pages) > MOST_CLICKS + 1)
         for here, there in pairwise(pages):
             text = (site / f"{here}.html").read_text(encoding="utf-8")
@@ -46,10 +54,10 @@ def main(site: Path) -> list[str]:
     for path in sorted(set(re.findall(r"runbook_url: https://\S+?/en/stable/(\S+)", alerts))):
         wrong += [] if (site / path).is_file() else [f"an alert links to {path}, which the site does not have"]
     if node := shutil.which("node"):
-        queries = list(known["search"])
+        queries = list(searches())
         found = subprocess.run([node, "-e", SEARCH, site, *queries], capture_output=True, text=True, check=True).stdout
         for query, first in zip(queries, found.splitlines(), strict=True):
-            right = known["search"][query]
+            right = searches()[query]
             wrong += [] if first == right else [f"a search for '{query}' shows {first} first, not {right}"]
     return wrong
 

@@ -47,6 +47,14 @@ STYLED = re.compile(
     r"|\.fine|\.present|\.scrape|\.reported|\.middle|\.end )"
 )
 """The rules of the report's style sheet that its plots need."""
+NARROW = """@media (max-width: 46em) {
+  .symptoms thead { display: none; }
+  .symptoms table.docutils tbody, .symptoms tr, .symptoms td { display: block; border: 0; }
+  .symptoms td:first-child { padding-top: 16px; font-weight: 600; }
+  .wide { display: none; }
+  .phone { display: block; width: 100%; max-height: 540px; object-fit: cover; object-position: top; }
+}"""
+"""Rows of symptoms one cell below the other on a phone, and a picture whose text can be read there."""
 PRINTED = """
 @page { size: A4; margin: 12mm 14mm; }
 @media print {
@@ -160,7 +168,8 @@ def _symptoms(incidents: tuple[Incident, ...], symptoms: list[dict[str, Any]]) -
         rest = len(each["incidents"]) - SHOWN
         more = f", [{rest} more](generated/incidents/index.md#{_anchor(each['sees'])})" if rest > 0 else ""
         rows.append(f"| {each['sees']} | {', '.join(links)}{more} | `{each['command']}` |")
-    return "\n".join(["| what do you see? | mostly one of | ask |", "|---|---|---|", *rows, ""])
+    head = "```{container} symptoms\n| what do you see? | mostly one of | ask |\n|---|---|---|"
+    return "\n".join([head, *rows, "```", ""])
 
 
 def _anchor(heading: str) -> str:
@@ -224,6 +233,8 @@ def _style() -> str:
             ".diag-card figure.diag .plot { min-width: 0; }",
             ".diag-card figcaption { display: none; }",
             "table.docutils { display: block; overflow-x: auto; }",
+            ".phone { display: none; }",
+            NARROW,
             ".content { width: 52em; max-width: 100%; }",
             PRINTED,
         ]

@@ -25,7 +25,7 @@ PLACE_LABELS = {"model": "model_name", "namespace": "namespace", "pod": "pod", "
 """Labels that an alert gets beside those of its subject, and the labels of the server's series that hold them."""
 _HOUR = 3600
 _UNNAMED = re.compile(r"//+|[^\w.:/[\] -]", re.ASCII)
-_LONGEST = 100
+_LONGEST, _MOST_CULPRITS = 100, 5
 _PLACES = {"value", "engine", "gpu", "instance"}
 """Places in the text of a fix that an alert can fill in; those of a culprit come with its series."""
 
@@ -58,13 +58,14 @@ def annotations(message: Message, writer: "PrometheusTemplates | DiagnosisValues
     where = " ".join((writer.place(), *(f"{label} {writer.label(label)}" for label in labels[len(site.labels) :])))
     is_number = first.signal.unit != "bool" and not incident.outage
     bad = first.signal.sentence.format(value=writer.reading(first)) if is_number else incident.impact
-    bad = writer.culprits(bad) if incident.burns else bad  # which latency is late says more than the rate
+    bad = writer.culprits(first, "", bad) if incident.burns else bad  # which latency is late says more than the rate
     limits = []
     for judged, windows in message.windows:
         limit = "" if judged.signal.unit == "bool" else f"{threshold(judged, contract)} "
         limits.append(f"{limit}over {' and '.join(windows)}" if windows else limit.strip())
     limit = ", or ".join(limits)
-    evidence = [f"{first.signal.name}: {writer.reading(first)}" + (f" ({limit})" if limit else "")]
+    named = "" if incident.burns else writer.culprits(first, ", ", "")  # which Xid, process or line of the log it is
+    evidence = [f"{first.signal.name}: {writer.reading(first)}" + (f" ({limit})" if limit else "") + named]
     for condition in dict.fromkeys(message.conditions):
         if condition != first:
             limit = "" if condition.signal.unit == "bool" else f" ({threshold(condition, contract)})"
@@ -115,15 +116,16 @@ class PrometheusTemplates(NamedTuple):
         value = alert_value(unit, "$v")
         return f"{{{{ with {matched} }}}}{{{{ $v := . | first | value }}}}{value}{{{{ else }}}}?{{{{ end }}}}"
 
-    def culprits(self, otherwise: str) -> str:
+    def culprits(self, condition: Condition, head: str, otherwise: str) -> str:
         """Return what the signal names, such as the latencies that are late, or the other text if it names nothing."""
-        signal = self.message.first.signal
+        signal = condition.signal
         if not signal.culprit_promql:
             return otherwise
         found = self._of_subject(signal.culprit_promql, extra=True)
         text = _filled(signal.culprit_label, "$c", alert_value(signal.culprit_unit, "$c.Value"))
-        each = f"{{{{ if $i }}}}, {{{{ end }}}}{text}"
-        return f"{{{{ range $i, $c := {found} }}}}{each}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+        each = f"{{{{ if $i }}}}, {{{{ else }}}}{head}{{{{ end }}}}{text}"
+        first = f"{{{{ if lt $i {_MOST_CULPRITS} }}}}{each}{{{{ end }}}}"
+        return f"{{{{ range $i, $c := {found} }}}}{first}{{{{ else }}}}{otherwise}{{{{ end }}}}"
 
     def causes(self) -> str:
         named = self._chosen_cause({cause.id: cause.title for cause in self.message.causes}, "; likely cause: ")
@@ -276,9 +278,9 @@ class DiagnosisValues(NamedTuple):
     def reading(self, condition: Condition) -> str:
         return next((reading.shown for reading in self.readings if reading.condition == condition), "?")
 
-    def culprits(self, otherwise: str) -> str:
-        named = [culprit for reading in self.readings for culprit in reading.culprits]
-        return ", ".join(map(printable, named)) or otherwise
+    def culprits(self, condition: Condition, head: str, otherwise: str) -> str:
+        named = [name for each in self.readings if each.condition == condition for name in each.culprits]
+        return head + ", ".join(map(printable, named[:_MOST_CULPRITS])) if named else otherwise
 
     def causes(self) -> str:
         return ""

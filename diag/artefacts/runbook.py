@@ -12,7 +12,7 @@ from itertools import groupby
 from textwrap import indent
 
 from diag.artefacts.alerts import TELEMETRY_RUNBOOK, alert_expressions, keeps_firing, telemetry_alerts
-from diag.artefacts.inhibitions import muting_sentences
+from diag.artefacts.inhibitions import muting_sentences, severities
 from diag.artefacts.names import (
     CARD,
     COMPUTED,
@@ -78,10 +78,10 @@ def card(incidents: Sequence[Incident]) -> str:
         f"# On-call card\n\n*{GENERATED_MARK}.* Find the alert, do the first action, open its runbook. First, for any"
         " alert: `diag doctor http://<instance>`.\n"
     )
-    for severity, heading in (("critical", "Pages"), ("warning", "Tickets")):
+    for severity, heading in (("critical", "Pages, and tickets that may become pages"), ("warning", "Tickets")):
         text += f"\n## {heading}\n\n| alert | first action | runbook |\n|---|---|---|\n"
         for incident in incidents:
-            if incident.severity == severity:
+            if severities(incident)[-1] == severity:
                 first = incident.mitigate[0].partition(":")[0].rstrip(".") if incident.mitigate else "Read the runbook"
                 text += f"| {alert_name(incident.id)} | {first} | {_links([incident.id])} |\n"
     return text

@@ -105,6 +105,15 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     if options.log and not (logged.sizes or logged.numbers):
         notes.append("the log has no memory sizes: it ends before start-up completed, or is not vLLM's")
 
+    if lost := logged.lost_to_compiling():
+        cold, warm = (gibibytes(size) for size in lost)
+        which = "this start" if logged.compiled else "an earlier start"
+        then = ": restart once, with a VLLM_CACHE_ROOT that is kept" if logged.compiled else ""
+        notes.append(
+            f"{which} compiled the model, which counts as activations (vllm#54122): it got {cold} of KV cache, an "
+            f"equal start with the compile cache {warm}{then}"
+        )
+
     needed = logged.sizes.get("needed")
     return Budget(
         model=model_label(model),

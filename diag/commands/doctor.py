@@ -88,10 +88,10 @@ def roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
         processes = ProcessCollector(address.port)
         problem = processes.collect().problem
         owners = processes.owners()
-        dumps = [stacks.take(owners)]
+        dumps = [stacks.take(owners, processes.launch())]
         if any(stack.frames for stack in dumps[0]):
             time.sleep(APART)
-            dumps.append(stacks.take(owners))
+            dumps.append(stacks.take(owners, processes.launch()))
         states = {progress.state for progress in report.progress if instance_name(progress.subject) == address.instance}
         call = roll_call(address.instance, dumps, works=states == {"busy"})
         yield call._replace(conclusion=f"{problem[0].upper()}{problem[1:]}.") if problem else call

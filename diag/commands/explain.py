@@ -134,7 +134,7 @@ def _metric_page(name: str, incidents: Sequence[Incident], contract: Contract, s
     """Return the page of a metric, with or without "vllm:": who reads it, and which releases have it; "" if unknown."""
     from diag.artefacts.reference import signal_page
     from diag.knowledge.formulas import expanded
-    from diag.vllm.metric_names import SUFFIX
+    from diag.vllm.metric_names import SUFFIX, why_unread
     from diag.vllm.metric_names import known as metrics
 
     full = name if ":" in name or SUFFIX.sub("", f"vllm:{name}") not in metrics() else f"vllm:{name}"
@@ -151,7 +151,7 @@ def _metric_page(name: str, incidents: Sequence[Incident], contract: Contract, s
     releases = metrics().get(SUFFIX.sub("", full))
     of = f"A metric of vLLM {releases[0]} to {releases[1]}. " if releases else ""
     if not lines:
-        return f"# {full}\n\n{of}No incident of diag reads it.\n" if releases else ""
+        return f"# {full}\n\n{of}No incident of diag reads it. {why_unread(full)}".rstrip() + "\n" if releases else ""
     return f"# {full}\n\n{of}Read by:\n\n" + "\n".join(lines) + "\n"
 
 

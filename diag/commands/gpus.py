@@ -53,7 +53,9 @@ def run(select: Sequence[str], duration: float, every: float, *site_files: Any) 
             collected = collector.collect()
             if not any(name == "diag_gpu_info" for name, *_ in collected.samples):
                 refuse = BadUsage if select and "names no GPU" in collected.problem else Unreachable
-                raise refuse(f"no GPU to judge: {collected.problem or 'this host has none'}")
+                raise refuse(
+                    f"no GPU to judge: {collected.problem or 'no driver answers, and no GPU is on the PCI bus'}"
+                )
             last = list(_as_for_a_server(collected.samples))
             target.note(round(time.time() * 1000), labelled(last))
             if time.monotonic() - begun + every > duration:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import listed
-from diag.exporter.process.stacks import ProcessStack, StackFrame
+from diag.exporter.process.stacks import ProcessStack, StackFrame, frames_of_dump
 
 WaitedFor = Literal["ranks", "workers", "engine", "replicas", "clients", ""]
 APART = 2.0
@@ -133,6 +133,8 @@ def _standing(stack: ProcessStack, before: ProcessStack | None) -> Standing:
         waits, next_step = HALTED[stack.halted]
     elif stack.holder and wait is None:
         waits = f"runs, while its thread {stack.holder} holds the interpreter's lock"
+    if stack.dumped:
+        waits = f"{waits}, as vLLM's watchdog dumped it at {stack.dumped}"
     moved = None
     if before is not None and before.frames and stack.frames:  # unless both are in one call, in which a loop may poll
         same = 0
@@ -175,13 +177,11 @@ def wait_of(frames: Sequence[StackFrame]) -> tuple[Wait | None, StackFrame | Non
 
 
 def stand_in_dump(text: str) -> str:
-    """Return where the main thread stands in the last dump of Python's faulthandler, which writes that thread last.
+    """Return where the main thread stands in the last dump of Python's faulthandler, "" if the text has no thread.
 
-    "waits for the workers' answers in acquire_read (shm_broadcast.py:864)"; "" if the text has no thread.
+    "waits for the workers' answers in acquire_read (shm_broadcast.py:864)".
     """
-    thread = re.split(r"^(?:Current thread|Thread) 0x\w+[^\n]*\n", text, flags=re.MULTILINE)[1:][-1:]
-    calls = re.findall(r'^  File "([^"\n]+)", line (\d{1,7}) in (\S+)', "".join(thread), re.MULTILINE)
-    wait, frame = wait_of([StackFrame(function, file, int(line)) for file, line, function in calls])
+    wait, frame = wait_of(frames_of_dump(text))
     return f"{wait.waits if wait else 'runs'} in {frame.place}" if frame else ""
 
 

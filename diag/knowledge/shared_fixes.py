@@ -52,7 +52,7 @@ NOT_HALTED = tuple(
 )
 NOT_ASLEEP = LookAlike(
     "a sleeping engine",
-    distinguish="vllm:engine_sleep_state shows the sleep, and POST /wake_up ends it.",
+    distinguish="/metrics shows the sleep state, and POST /wake_up ends it.",
     requires=signals.asleep.at_most(
         0,
         documented("a sleeping engine schedules nothing", "https://docs.vllm.ai/en/latest/features/sleep_mode.html"),

@@ -19,7 +19,7 @@ _NO_DOTTED_KEYS = "0.8.5"
 
 @rule()
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
-    if is_omni(target.command):
+    if other_program(target.command):
         return
     for mention in _unrecognized(target):
         if len(_longer_flags(mention, target)) > 1:
@@ -49,9 +49,10 @@ def ambiguous_flag(target: LintTarget) -> Iterator[Match]:
             yield Match(f"{shown(mention)} is ambiguous: matches {names}")
 
 
-def is_omni(command: Command) -> bool:
-    """Return True if `vllm serve --omni` passes the command on to vLLM-Omni, which has flags of its own."""
-    return any(mention.spelled == "--omni" for mention in command.given) or "vllm-omni" in command.image
+def other_program(command: Command) -> str:
+    """Return the program with flags of its own that reads the command: vLLM-Omni, to which --omni passes it, Dynamo."""
+    is_omni = any(mention.spelled == "--omni" for mention in command.given) or "vllm-omni" in command.image
+    return "vLLM-Omni" if is_omni else "Dynamo" if "dynamo.vllm" in command.words[: command.arguments] else ""
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
@@ -173,6 +174,9 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
         is_own = name.startswith("VLLM_") and not reads(target.version, name)
         if is_own and (name in variables() or name in REPLACED_VARIABLES):
             yield _ineffective_variable(name, REPLACED_VARIABLES.get(name, ReplacedVariable()), target)
+        elif is_own and _is_meant_for_a_flag(name, target):
+            flag = f"--{name.removeprefix('VLLM_').lower().replace('_', '-')}"
+            yield Match(f"{name} has no effect: no known vLLM release reads it", fix=f"Use {flag}")
         elif is_own:  # one that a plugin reads, unless it is nearly one of vLLM's
             able = [known for known in variables() if reads(target.version, known)]
             if near := get_close_matches(name, able, 1, _VERY_CLOSE):
@@ -180,6 +184,21 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
                     f"{name} has no effect: no known vLLM release reads it",
                     fix=f"Use {near[0]}, if you intended that variable",
                 )
+
+
+def _is_meant_for_a_flag(name: str, target: LintTarget) -> bool:
+    """Return True for a variable of a container of vLLM's own that is called as a flag, and that no word uses."""
+    command = target.command
+    program, used = command.words[: command.arguments], re.compile(rf"\$[({{]?{name}\b")
+    is_flag = f"--{name.removeprefix('VLLM_')}".lower().replace("_", "-") in known()
+    words = (*command.words, *(word for words, _ in command.around for word in words))
+    return (
+        is_flag
+        and not target.build
+        and "vllm-openai" in command.image
+        and any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in program)
+        and not any(map(used.search, words))
+    )
 
 
 def _ineffective_variable(name: str, variable: ReplacedVariable, target: LintTarget) -> Match:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import expanded, read_json
 from diag.lint.comments import LaunchText
-from diag.lint.flags import is_omni
+from diag.lint.flags import other_program
 from diag.lint.host import is_without_config
 from diag.lint.rule import (
     HostGpu,
@@ -58,7 +58,7 @@ _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
 """vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
 _HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
-TAG, BESIDE, ASSUMED = "the image's tag", "an image of the same text", "the newest known"
+TAG, BESIDE, ASSUMED = "the image's tag", "named by the same text", "the newest known"
 OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
 
@@ -356,15 +356,15 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield f"flags of releases before {versions()[0]}, the oldest known release: they are judged by it"
     elif release(version) < release(versions()[-1]) and release(version) not in map(release, versions()):
         yield f"what differs between the releases around {version}, which itself was not read"
-    if is_omni(command):
-        yield "flags of vLLM-Omni, to which --omni passes the command"
+    if program := other_program(command):
+        yield f"flags of {program}, which reads the command"
     flags = [redaction.flag(mention) for mention in command.given if any(map(is_open, mention.values))]
     words = [word for word in (command.words[at] for at in command.strays) if redaction.is_variable(word)]
     if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
         missing = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
-        yield f"{missing}: the text does not show the value{'s' * (len(names) > 1)}"
+        yield f"the value{'s' * (len(names) > 1)} of {missing}, which the text does not show"
     if "--env-file" in command.words[: command.arguments]:
-        yield "the variables of an --env-file, a ConfigMap or a Secret: the text does not show them"
+        yield "the variables of an --env-file, a ConfigMap or a Secret, which the text does not show"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from diag.core.formatting import gibibytes, plural
-from diag.lint.flags import is_omni
+from diag.lint.flags import other_program
 from diag.lint.host import offloaded, utilization
 from diag.lint.removed import V1
 from diag.lint.rule import LintTarget, Match, at_least, is_open, number, rule
@@ -133,7 +133,7 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
     message = f"The {who} {plural(pod.gpus, 'GPU')}{by}, and the server needs {needed}"
     if pod.gpus < needed:
         yield Match(message)
-    elif pod.is_pod and not target.shares_container and not is_omni(target.command):
+    elif pod.is_pod and not target.shares_container and not other_program(target.command):
         yield Match(
             message,
             "A server uses as many GPUs as it has ranks: the others stay idle, and no other pod gets them",
@@ -159,6 +159,8 @@ def _port(target: LintTarget) -> int:
     """Return the port on which the server listens; 0 if the text does not show it."""
     command = target.command
     port = command.get("--port")
+    if other_program(command) == "Dynamo":
+        return 0  # its frontend listens
     if (port is None and not target.lacks("--port")) or command.get("--uds") is not None:
         return 0
     return int(number(port) or 0) if port is not None else _PORT

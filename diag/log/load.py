@@ -7,8 +7,8 @@ successes outweighs the log.
 
 Stats lines: vLLM prints one every 10 s at INFO while tokens move; they become the series of vLLM's own page. From the
 second interval without a token on, it sends the line to DEBUG, however many requests run (0.8 and later, V1). So a line
-of 0.0 tokens/s and silence after it mean that nothing has moved since, and silence after any other line means nothing:
-the line was due and did not come.
+of 0.0 tokens/s, at an unchanged usage of the KV cache, and silence after it mean that nothing has moved since, and
+silence after any other line means nothing: the line was due and did not come.
 """
 
 import re
@@ -167,7 +167,11 @@ class EngineLoad:
     output_tokens: float = 0.0
     highest_usage: float = 0.0
     is_still: bool = False
-    """True if the line reported no token, in a release that falls silent then, or the watchdog says so."""
+    """True if the line reported no token, in a release that falls silent then, or the watchdog says so.
+
+    A prompt counts when its last chunk is computed, for a long one minutes after the first: if the usage of the KV
+    cache has risen, the engine worked, and the silence that follows may be the rest of that prefill.
+    """
 
     def read(self, line: re.Match[str], at: float) -> None:
         """Take the next line: its throughputs are the means since the line that was due before it."""
@@ -178,9 +182,10 @@ class EngineLoad:
         self.output_tokens += output * elapsed
         self.at, self.running, self.waiting = at, int(line["running"]), int(line["waiting"])
         self.deferred = int(line["deferred"]) if line["deferred"] else None
-        self.usage = float(line["usage"]) / 100 if line["usage"] else None
+        before, self.usage = self.usage, float(line["usage"]) / 100 if line["usage"] else None
         self.highest_usage = max(self.highest_usage, 1.0 if self.usage is None else self.usage)
-        self.is_still = not (prompt or output) and line["kind"] == "Waiting"
+        prefills = before is not None and self.usage is not None and self.usage > before
+        self.is_still = not (prompt or output or prefills) and line["kind"] == "Waiting"
 
     def give_up(self) -> None:
         """Take one request out, whose client gave up: where none is left, nobody knows whether the engine is well."""

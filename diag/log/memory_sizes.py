@@ -58,6 +58,9 @@ _LEAST = frozenset({"kv_cache", "free", "total", "budget"})
 """Sizes of which the smallest of several workers counts; of all others the largest."""
 _WITHOUT_LEVEL = ("model weights take", "the current vLLM")
 """Beginnings of the further lines of a record."""
+_AOT = re.compile(r"(?:\[\w+\] )?(?:(saved AOT compiled function)|Directly load AOT compilation) ")
+_KEPT = 0.97
+"""Share of the KV cache that two equal starts both have; 4 to 5 % are lost with a small model (vllm#54383)."""
 SETTINGS = ("gpu_memory_utilization", "tensor_parallel_size", "pipeline_parallel_size")
 """Settings that the sizes depend on."""
 
@@ -68,7 +71,8 @@ class LoggedMemory:
 
     Sizes: weights, kv_cache, graphs, "estimated graphs", activations, other, free, total, budget, needed. Numbers:
     tokens, length and concurrency of the KV cache, and the longest context that vLLM itself estimated. Settings: those
-    of SETTINGS. `skipped` is the sentence about the part of a large log that was not read.
+    of SETTINGS. `skipped` is the sentence about the part of a large log that was not read. `compiled` is whether the
+    start compiled the model (True) or loaded it from the compile cache (False); `earlier` is the start before.
     """
 
     skipped: str = ""
@@ -76,6 +80,22 @@ class LoggedMemory:
     sizes: dict[str, Size] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     settings: dict[str, float] = field(default_factory=dict)
+    compiled: bool | None = None
+    earlier: "LoggedMemory | None" = None
+
+    def lost_to_compiling(self) -> tuple[int, int] | None:
+        """Return the KV cache of a start that compiled, and of another one with equal settings that did not, in bytes.
+
+        None unless it was smaller with the same weights and GPU memory: compiling counts as activations (vllm#54122).
+        """
+        other = self.earlier
+        while other and {self.compiled, other.compiled} != {True, False}:
+            other = other.earlier
+        if other is None or other.settings != self.settings or other.sizes.get("weights") != self.sizes.get("weights"):
+            return None
+        own, others = (sum(start.sizes.get("kv_cache", (0, 0))) // 2 for start in (self, other))
+        cold, warm = (own, others) if self.compiled else (others, own)
+        return (cold, warm) if 0 < cold < _KEPT * warm else None
 
     def note(self, name: str, text: str) -> None:
         """Note a size in GiB, as exact as it was printed; ValueError or OverflowError if it is no number."""
@@ -122,7 +142,9 @@ class _MemoryInterpreter(LogInterpreter):
         startup, serves = self.states.run.startup, self.phase == "serving"
         super().interpret(placed)
         if startup is not self.states.run.startup and self.memory.sizes:
-            self.memory = LoggedMemory()
+            self.memory = LoggedMemory(earlier=self.memory)
+        if aot := None if serves else _AOT.match(line.text):
+            self.memory.compiled = bool(aot[1])
         if serves and (origin is not LineOrigin.VLLM or (pattern and pattern.kind != "event")):
             return
         if pattern:

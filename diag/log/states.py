@@ -104,6 +104,8 @@ class ServerStates:
 
     def begin(self, at: float) -> None:
         """Begin a new start."""
+        if self.writers.is_script and not self.writers.has_api_server:  # it was done with one engine, and makes another
+            self.crashes.stop()
         self.crashes.begin(at)
         self.answers.begin()
         self.load.begin()

@@ -217,3 +217,11 @@ def compile_cache(facts: PreflightFacts) -> Iterator[Outcome]:
         yield warned(f"{folder} has {gibibytes(free, 1)} free", "VLLM_CACHE_ROOT=FOLDER on a larger disk")
     else:
         yield passed(f"{folder} may be written")
+
+
+def dump_folder(facts: PreflightFacts) -> Iterator[Outcome]:
+    if folder := facts.launch().keys("--watchdog-config").get("dump_dir"):
+        if machine.may_write(machine.existing(expanded(str(folder)))):
+            yield passed(f"{folder} may be written")
+        else:
+            yield failed(f"{folder} cannot be written", "--watchdog-config with a folder that this user may write")

@@ -78,9 +78,8 @@ class ReportAnswer(NamedTuple):
 
     `verdict` is the word in capitals that it begins with; `since` is the unix time at which the last episode began, or
     at which it was first watched if it held from then on; `when` is the same in words. `findings` are those of the
-    servers, the first one in detail, and `evidence` its values with their thresholds; `worse` is a graver incident that
-    accompanies it, whose severity is the verdict. Without an incident there are neither, and `reasons` are why none was
-    found.
+    servers, the first one in detail, and `evidence` its values with their thresholds. Without an incident there are
+    neither, and `reasons` are why none was found.
     """
 
     verdict: str
@@ -88,7 +87,6 @@ class ReportAnswer(NamedTuple):
     incident: str = ""
     title: str = ""
     impact: str = ""
-    worse: str = ""
     since: float | None = None
     when: str = ""
     actions: Actions = Actions()
@@ -104,7 +102,7 @@ class ReportAnswer(NamedTuple):
         """The answer in one sentence; without an incident, one for each reason."""
         if not self.findings:
             return [f"{self.verdict} {reason}" for reason in self.reasons]
-        return [f"{self.verdict} {self.incident} on {self.where}, {self.when}: {self.impact}"]
+        return [f"{self.verdict} {self.title} ({self.incident}) on {self.where}, {self.when}: {self.impact}"]
 
 
 def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
@@ -160,10 +158,9 @@ def _about(group: Sequence[Finding], report: Report, written_as: TimeFormat) -> 
         where=where,
         incident=first.incident.id,
         title=first.incident.title,
-        impact=first.incident.impact,
+        impact=words.impact(group[0], report),
         since=min(last.watched_since if last.since is None else last.since for last in newest),
         when=when,
-        worse=words.worse(group[0], report),
         actions=choose_actions(group[0], report),
         findings=tuple(group),
         evidence=readings(words.evidence(first)),
@@ -225,14 +222,16 @@ def _incident_headline(group: Sequence[Finding], report: Report) -> Headline:
     if len(group) > 1:
         servers = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
         place = f"{len(servers):,} of {len(report.servers):,} servers"
-    period = line_period(group, report)
+    period, worse = line_period(group, report), words.worse(group[0], report)
     ends = {period.full: True, period.brief: period.has_start}
     if len(group) == 1 and first.incident.began and first.culprits:
         since = words.began([first], words.time_format(report))
         course = [*map(words.culprit, first.culprits)]
         told = {f"since {since}: {listed(course)}": True, listed(course): False, f"since {since}: {course[-1]}": True}
         ends = told | ends
-    return _fitted(words.severity(group[0], report).upper(), f"  {first.incident.id} ", place, list(ends), ends)
+    verdict, name = words.severity(group[0], report).upper(), f"  {first.incident.id} "
+    line = _fitted(verdict, f"{name}with {worse.incident.id} ", place, list(ends), ends) if worse else None
+    return line if line and line.has_place else _fitted(verdict, name, place, list(ends), ends)
 
 
 def _fitted(verdict: str, what: str, place: str, ends: Sequence[str], starts: Mapping[str, bool] = {}) -> Headline:
@@ -267,22 +266,19 @@ def line_period(group: Sequence[Finding], report: Report, written_as: TimeFormat
 
 
 class FleetRow(NamedTuple):
-    """The line of one server: verdict, states of its engines, incidents, and since when.
+    """The line of one server: verdict, states of its engines, the ids of its incidents, and since when.
 
-    `name` is the raw label, `instance` the printable one.
+    `found` has the incidents in words or, without one, what cannot be told, or the states. `name` is the raw label,
+    `instance` the printable one.
     """
 
     instance: str
     verdict: str
     states: str
-    incidents: str
+    incidents: tuple[str, ...]
+    found: str
     when: str
     name: str = ""
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """Verdict, server, states, incidents and time, the verdict with its role."""
-        return Span(self.verdict, self.verdict.upper()), self.instance, self.states, self.incidents, self.when
 
 
 def fleet_rows(report: Report) -> list[FleetRow]:
@@ -294,7 +290,7 @@ def fleet_rows(report: Report) -> list[FleetRow]:
     states |= {name: ["gone"] for name in set(report.gone) - states.keys()}
     not_judged = {instance_name(each.subject) for each in report.not_judged}
     unseen = {missing.server for missing in report.health.missing}
-    possible = {name: each.question for each in coverage.suspected(report) for name in each.servers}
+    possible = {name: each.in_words for each in coverage.suspected(report) for name in each.servers}
 
     rows = []
     for name in report.servers:
@@ -305,13 +301,15 @@ def fleet_rows(report: Report) -> list[FleetRow]:
         without_incident = "gone" if "gone" in engines else "unknown" if unknown else shown
         without_incident = "warning" if name in possible else without_incident
         causes = [diagnosis for diagnosis in diagnoses if not diagnosis.explained_by]
+        incidents = tuple(dict.fromkeys(diagnosis.incident.id for diagnosis in causes))
+        state = ", ".join(sorted(set(engines)))
         rows.append(
             FleetRow(
                 instance=printable(name),
                 verdict=(without_incident, "warning", "critical")[worst],
-                states=", ".join(sorted(set(engines))),
-                incidents=", ".join(dict.fromkeys(diagnosis.incident.id for diagnosis in causes))
-                or possible.get(name, ""),
+                states=state,
+                incidents=incidents,
+                found=", ".join(words.titles(incidents, report)) or possible.get(name, state),
                 when=words.period(causes[:1], report).brief if causes else "",
                 name=name,
             )
@@ -320,7 +318,7 @@ def fleet_rows(report: Report) -> list[FleetRow]:
 
     def place(row: FleetRow) -> tuple[int, int, str]:
         """Sort as the answers do: the incident of line 1 is that of the first row."""
-        lead = min([leads.index(name) for name in row.incidents.split(", ") if name in leads], default=len(leads))
+        lead = min([leads.index(name) for name in row.incidents if name in leads], default=len(leads))
         return VERDICTS.index(row.verdict), lead, row.instance
 
     return sorted(rows, key=place)
@@ -334,7 +332,7 @@ def merge_by_cause(report: Report, rows: Sequence[FleetRow], written_as: TimeFor
         if found.property.kind != "hour"
         for name in found.servers
     }
-    pairs = ((shared.get((row.incidents.partition(", ")[0], row.name), row.name), row) for row in rows)
+    pairs = ((shared.get(("".join(row.incidents[:1]), row.name), row.name), row) for row in rows)
     merged = []
     for cause, group in words.grouped(pairs).items():
         if isinstance(cause, str):
@@ -342,7 +340,7 @@ def merge_by_cause(report: Report, rows: Sequence[FleetRow], written_as: TimeFor
             continue
         names = {row.name for row in group}
         label = words.shared_label(cause.property, cause.value)
-        incidents = dict.fromkeys(incident for row in group for incident in row.incidents.split(", "))
+        incidents = tuple(dict.fromkeys(incident for row in group for incident in row.incidents))
         states = {state for row in group for state in row.states.split(", ")}
         present = (found.diagnosis for found in report.present if found.diagnosis.incident.id == cause.incident)
         began = words.began([found for found in present if instance_name(found.subject) in names], written_as)
@@ -351,7 +349,8 @@ def merge_by_cause(report: Report, rows: Sequence[FleetRow], written_as: TimeFor
                 instance=f"{label}: {listed([row.instance for row in group], most=most)}",
                 verdict=group[0].verdict,
                 states=", ".join(sorted(states)),
-                incidents=", ".join(incidents),
+                incidents=incidents,
+                found=", ".join(words.titles(incidents, report)),
                 when=f"first seen {began}",
             )
         )

@@ -18,7 +18,18 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import NormalReading, Report
 from diag.diagnosis.telemetry_checks import FAMILIES, DefectKind, TelemetryDefect
 from diag.diagnosis.vitals import MEASURES, Vitals
-from diag.report.sentences import folded, found_nothing, grouped, is_fleet, log_endings, place, states
+from diag.report.sentences import (
+    folded,
+    found_nothing,
+    grouped,
+    is_fleet,
+    log_endings,
+    number_checked,
+    place,
+    states,
+    titled,
+    titles,
+)
 
 MANY = 5
 """The most unknown incidents of one subject that are listed with the signals that they lack."""
@@ -71,9 +82,11 @@ def servers(report: Report) -> list[str]:
 
 def checked(report: Report, verbose: bool) -> list[str]:
     """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
-    lines = [f"{listed(log_endings(report)) or states(report)}; {found_nothing(report)}"]
+    is_ill = report.verdict in ("warning", "critical") and not report.observed.endings
+    told = f"incidents: {number_checked(report)}" if is_ill else found_nothing(report)
+    lines = [f"{listed(log_endings(report)) or states(report)}; {told}"]
     names = {"absent": report.absent, "need more telemetry": sorted(report.needs_telemetry)}
-    return lines + [f"{what}: {', '.join(ids)}" for what, ids in names.items() if ids and verbose]
+    return lines + [f"{what}: {', '.join(titles(ids, report))}" for what, ids in names.items() if ids and verbose]
 
 
 def not_collected(report: Report) -> list[str]:
@@ -122,17 +135,17 @@ def undecided(report: Report) -> list[str]:
         counts = Counter(diagnosis.subject for diagnosis in report.undecided)
         nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
         few = (d for d in report.undecided if counts[d.subject] <= MANY)
-        without = grouped(((d.incident.id, "; ".join(lacking(d))), place(d.subject)) for d in few)
+        without = grouped(((titled(d.incident), "; ".join(lacking(d))), place(d.subject)) for d in few)
         lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in without.items()]
         return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
 
     lines = []
     for subject, diagnoses in grouped((diagnosis.subject, diagnosis) for diagnosis in report.undecided).items():
         if len(diagnoses) > MANY:
-            names = ", ".join(diagnosis.incident.id for diagnosis in diagnoses)
+            names = ", ".join(titled(diagnosis.incident) for diagnosis in diagnoses)
             lines.append(f"{len(diagnoses)} incidents on {place(subject)}: {names}")
         else:
-            lines += [f"{d.incident.id} on {place(subject)}: {'; '.join(lacking(d))}" for d in diagnoses]
+            lines += [f"{titled(d.incident)} on {place(subject)}: {'; '.join(lacking(d))}" for d in diagnoses]
     return lines
 
 
@@ -184,15 +197,12 @@ class Undecided(NamedTuple):
     incidents: tuple[str, ...]
     missing: tuple[str, ...]
     signs: tuple[Reading, ...]
+    in_words: str
 
     @property
     def question(self) -> str:
-        """The incidents between which nothing decides: "cannot tell which: kv_cascade or kv_pool_saturated"."""
-        named = list(self.incidents[:MOST_NAMED])
-        if len(named) == 1:
-            return f"cannot tell whether it is {named[0]}"
-        more = f" or {len(self.incidents) - MOST_NAMED} more" if len(self.incidents) > MOST_NAMED else ""
-        return f"cannot tell which: {', '.join(named[:-1])} or {named[-1]}{more}"
+        """The incidents between which nothing decides, as in line 1; `in_words` has their titles."""
+        return question(self.incidents)
 
     @property
     def lacking(self) -> str:
@@ -206,7 +216,16 @@ class Undecided(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        return f"{self.where}: {self.question}; {self.lacking}; measured: {self.measured}"
+        return f"{self.where}: {self.in_words}; {self.lacking}; measured: {self.measured}"
+
+
+def question(incidents: Sequence[str]) -> str:
+    """Return the incidents between which nothing decides: "cannot tell which: kv_cascade or kv_pool_saturated"."""
+    named = list(incidents[:MOST_NAMED])
+    if len(named) == 1:
+        return f"cannot tell whether it is {named[0]}"
+    more = f" or {len(incidents) - MOST_NAMED} more" if len(incidents) > MOST_NAMED else ""
+    return f"cannot tell which: {', '.join(named[:-1])} or {named[-1]}{more}"
 
 
 def suspected(report: Report) -> list[Undecided]:
@@ -231,6 +250,7 @@ def suspected(report: Report) -> list[Undecided]:
                 incidents=tuple(incidents),
                 missing=tuple(dict.fromkeys(name for suspect in suspects for name in suspect.missing)),
                 signs=tuple(signs.values()),
+                in_words=question(titles(incidents, report)),
             )
         )
     return undecided
@@ -260,5 +280,5 @@ def not_seen(report: Report) -> list[str]:
     lines = []
     for (name, lacks), names in servers.items():
         where = f" on {listed(list(map(printable, names)))}" if len(report.servers) > 1 and names[0] else ""
-        lines.append(f"{name}: {lacks}{where}")
+        lines.append(f"{titles([name], report)[0]}: {lacks}{where}")
     return lines

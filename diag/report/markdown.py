@@ -31,7 +31,7 @@ def render(report: Report, verbose: bool = False) -> str:
         servers = fleet_rows(report)
         counts = count_verdicts([server.verdict for server in servers])
         ill = [
-            (server.verdict, escape(server.instance), server.incidents or server.states, server.when)
+            (server.verdict, escape(server.instance), server.found, server.when)
             for server in (servers if verbose else merge_by_cause(report, servers, moment))
             if server.verdict != "healthy"
         ]

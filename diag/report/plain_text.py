@@ -8,7 +8,7 @@ from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import count_verdicts, fleet_rows, reading_row, verdicts
 from diag.report.layout import LABEL, labelled, paragraph, table, verbatim
-from diag.report.spans import ReportPart, Text, label
+from diag.report.spans import ReportPart, Span, Text, label
 from diag.report.tree import finding_parts, head_parts, report_parts
 
 SERVERS = 20
@@ -30,14 +30,17 @@ def full_report(report: Report) -> list[str]:
     if words.is_fleet(report):
         servers = fleet_rows(report)
         ill = [server for server in servers if server.verdict != "healthy"]
-        rows = [(*row.cells[:2], f"{row.incidents or row.states}  {row.when}".rstrip()) for row in ill[:SERVERS]]
+        rows = [
+            (Span(row.verdict, row.verdict.upper()), row.instance, f"{row.found}  {row.when}".rstrip())
+            for row in ill[:SERVERS]
+        ]
         lines += ["", count_verdicts([server.verdict for server in servers]), *table(rows)]
         lines += [f"  and {len(ill) - SERVERS:,} more that are not healthy"] if len(ill) > SERVERS else []
 
     for finding, *others in words.alike(report):
         incident, where = finding.diagnosis.incident, words.where(finding.diagnosis)
         alike = f", as on {len(others):,} more" if others else ""
-        lines += ["", *paragraph(f"{incident.title} ({where}{alike}): {incident.impact}")]
+        lines += ["", *paragraph(f"{words.titled(incident)} on {where}{alike}: {words.impact(finding, report)}")]
         lines += drawn(finding_parts(finding, report, written_as, others).values())
     for name, texts in (("also", words.also(report)), ("timeline", words.timeline(report))):
         lines += ["", *labelled(label(name), texts)] if texts else []

@@ -4,7 +4,7 @@ The JSON has the schema "diag.ramp/1" (diag.ramp.schema.json). The page needs no
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from diag import __version__
 from diag.core.formatting import number, plural, quantity
-from diag.diagnosis.proposals import Proposal, written
+from diag.diagnosis.proposals import Proposal
 from diag.ramp.analysis import BoundBy, Ramp
 from diag.ramp.plan import holds, why_unusable
 from diag.ramp.results import ClientResult
@@ -20,10 +20,14 @@ from diag.ramp.step import SLOS, Step
 from diag.report import svg
 from diag.report.documents import fields, headed, json_text
 from diag.report.html import page
-from diag.report.layout import labelled, paragraph, table
+from diag.report.layout import paragraph, table
+from diag.report.markdown import drawn as drawn_in_markdown
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
+from diag.report.plain_text import drawn
+from diag.report.spans import ReportPart, Text, label
 from diag.report.svg import element, pixels
+from diag.report.tree import proposal_part
 
 SCHEMA = "diag.ramp/1"
 LABEL = 13
@@ -36,9 +40,7 @@ MOST_CHANGES = 3
 
 def render(ramp: Ramp) -> str:
     """Render one screen of at most 100 columns: ceiling, binding resource, changes, next candidate; the steps below."""
-    lines = [*paragraph(_headline(ramp)), ""]
-    for label, texts in _summary(ramp):
-        lines += labelled(label, texts, LABEL)
+    lines = [*paragraph(_headline(ramp)), "", *drawn(_summary(ramp), LABEL)]
     if ramp.steps:
         lines += ["", *table([HEAD, *(_step_row(ramp, step) for step in ramp.steps)], right=range(1, 9))]
     return "\n".join(line.rstrip() for line in lines) + "\n"
@@ -51,7 +53,7 @@ def _headline(ramp: Ramp) -> str:
     return f"Ramp of {ramp.target}{served}{lengths}"
 
 
-def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
+def _summary(ramp: Ramp) -> Iterator[ReportPart]:
     ceiling = "not known: no step was long enough, with enough requests, inside the SLO"
     if ramp.ceiling:
         step, knee = ramp.ceiling.step, ramp.ceiling.knee
@@ -65,30 +67,32 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
     if open_end:
         least = "at least " if ramp.ceiling else ""
         ceiling = f"{least}{ceiling}: no limit was reached, and more load may be served"
-    yield "Reached" if open_end else "Ceiling", [ceiling]
+    yield ReportPart("Reached" if open_end else "Ceiling", [ceiling])
 
     if ramp.binds:
-        yield "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
-        yield "Evidence", list(ramp.binds.evidence)
-        yield "Change", [_change(proposal) for proposal in ramp.binds.proposals[:MOST_CHANGES]]
+        yield ReportPart(
+            "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
+        )
+        yield ReportPart(label("evidence"), list(ramp.binds.evidence))
+        yield ReportPart("Change", [_change(proposal) for proposal in ramp.binds.proposals[:MOST_CHANGES]])
     elif ramp.unusable:
-        yield "Bound by", [f"cannot tell: {ramp.unusable}"]
+        yield ReportPart("Bound by", [f"cannot tell: {ramp.unusable}"])
     elif ramp.saturated is None:
-        yield "Bound by", ["cannot tell: the server's metrics do not show a step"]
+        yield ReportPart("Bound by", ["cannot tell: the server's metrics do not show a step"])
     if ramp.next and ramp.binds:
         pressure = quantity(ramp.next.pressure or 0.0, "share")
-        yield "Next", [f"{ramp.next.name}, at {pressure} of its limit: {ramp.next.evidence[0]}"]
+        yield ReportPart("Next", [f"{ramp.next.name}, at {pressure} of its limit: {ramp.next.evidence[0]}"])
 
     if ramp.traffic and ramp.headroom is None:
-        yield "Headroom", ["the server had no traffic before the ramp"]
+        yield ReportPart("Headroom", ["the server had no traffic before the ramp"])
     elif ramp.traffic and ramp.headroom:
         share, rate = quantity(1 / ramp.headroom, "share"), number(ramp.traffic.requests_per_second)
-        yield "Headroom", [f"its own {rate} requests/s are {share} of the ceiling"]
+        yield ReportPart("Headroom", [f"its own {rate} requests/s are {share} of the ceiling"])
 
-    yield "Ruled out", [f"{candidate.name}: {candidate.evidence[0]}" for candidate in ramp.ruled_out]
+    yield ReportPart(label("ruled_out"), [f"{candidate.name}: {candidate.evidence[0]}" for candidate in ramp.ruled_out])
     unclear = [candidate for candidate in ramp.candidates if candidate.state == "cannot tell"]
-    yield "Cannot tell", [f"{candidate.name}: {'; '.join(candidate.evidence)}" for candidate in unclear]
-    yield "Ended", [text for text in (ramp.stopped, ramp.ended) if text]
+    yield ReportPart("Cannot tell", [f"{candidate.name}: {'; '.join(candidate.evidence)}" for candidate in unclear])
+    yield ReportPart("Ended", [text for text in (ramp.stopped, ramp.ended) if text])
 
     notes, seconds = list(ramp.notes), ramp.limits.seconds
     worthless = [step for step in ramp.steps if not step.is_usable]
@@ -97,24 +101,15 @@ def _summary(ramp: Ramp) -> Iterator[tuple[str, list[str]]]:
         of = f"{len(worthless)} of {plural(len(ramp.steps), 'step')}"
         notes.append(f"nothing was concluded from {of}: {reason}")
     if short := sum(step.is_usable and not step.counts(seconds) for step in ramp.steps):
-        notes.append(
-            f"{short} of {len(ramp.steps)} steps do not count: shorter than {number(0.6 * seconds)} s or"
-            " fewer than 10 requests"
-        )
-    yield "Notes", notes
+        verb = "does" if short == 1 else "do"
+        of = f"{short} of {plural(len(ramp.steps), 'step')} {verb} not count"
+        notes.append(f"{of}: shorter than {number(0.6 * seconds)} s or fewer than 10 requests")
+    yield ReportPart(label("note"), notes)
 
 
-def _change(proposal: Proposal) -> str:
-    if not proposal.fix.flag:
-        return proposal.text
-    before = "" if proposal.before is None else f" {written(proposal.before)}"
-    name = (
-        f"remove {proposal.name}{before}"
-        if proposal.after is None
-        else f"{proposal.name}{before} -> {written(proposal.after)}"
-    )
-    restart = " (restart needed)" if proposal.fix.restart else ""
-    return f"{name}{restart}: {proposal.text}"
+def _change(proposal: Proposal) -> Text:
+    part = proposal_part(proposal)
+    return part._replace(parts=part.of("restart")).whole
 
 
 def _step_row(ramp: Ramp, step: Step) -> list[str]:
@@ -144,8 +139,7 @@ def _step_row(ramp: Ramp, step: Step) -> list[str]:
 
 def render_markdown(ramp: Ramp) -> str:
     """Render the report as GitHub-flavoured Markdown."""
-    parts = [f"**{escape(_headline(ramp))}**"]
-    parts.append("\n".join(f"- {label}: {escape('; '.join(texts))}" for label, texts in _summary(ramp) if texts))
+    parts = [f"**{escape(_headline(ramp))}**", *drawn_in_markdown(_summary(ramp))]
     rows = [[escape(cell) for cell in _step_row(ramp, step)] for step in ramp.steps]
     return "\n\n".join([*parts, *([markdown_table(HEAD, rows)] if rows else [])]) + "\n"
 
@@ -153,8 +147,8 @@ def render_markdown(ramp: Ramp) -> str:
 # -- HTML --------------------------------------------------------------------------------------------------------------
 
 
-def render_html(ramp: Ramp, more: Sequence[tuple[str, Sequence[str]]] = ()) -> str:
-    """Render the page, which is XML as well: the plain text, with more labels and sentences, and the curves."""
+def render_html(ramp: Ramp, more: Iterable[ReportPart] = ()) -> str:
+    """Render the page, which is XML as well: the plain text, with more parts, and the curves."""
     slo = ramp.limits.contract
     curves = (
         ("requests per second", "1/s", lambda step: step.requests_per_second, None),
@@ -167,7 +161,7 @@ def render_html(ramp: Ramp, more: Sequence[tuple[str, Sequence[str]]] = ()) -> s
     return page(
         "ramp.xhtml.j2",
         title=_headline(ramp),
-        summary=[(label, texts) for label, texts in (*_summary(ramp), *more) if texts],
+        summary=[part for part in (*_summary(ramp), *more) if part.texts or part.rows],
         curves=[(curve[0], _plot(ramp, *curve)) for curve in curves],
         head=HEAD,
         rows=[_step_row(ramp, step) for step in ramp.steps],

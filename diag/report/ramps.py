@@ -4,7 +4,7 @@ The JSON has the schema "diag.ramps/1" (diag.ramps.schema.json).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from diag.core.formatting import escaped, listed, number, plural, quantity
@@ -15,7 +15,7 @@ from diag.report.markdown import drawn as drawn_in_markdown
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
 from diag.report.plain_text import drawn
-from diag.report.spans import ReportPart, joined
+from diag.report.spans import ReportPart
 from diag.sources.kept_ramp import RampResult
 
 SCHEMA = "diag.ramps/1"
@@ -78,13 +78,9 @@ def sections(found: RampComparison) -> Iterator[ReportPart]:
     yield ReportPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
 
 
-def summary(found: RampComparison) -> list[tuple[str, Sequence[str]]]:
-    """Return a comparison as labels with sentences, for a page."""
-    parts = [
-        (part.label, [*map(joined, part.texts)] or ["  ".join(filter(None, row)) for row in part.rows])
-        for part in sections(found)
-    ]
-    return [("Against", [headline(found)]), *parts]
+def summary(found: RampComparison) -> list[ReportPart]:
+    """Return the parts of a comparison below its verdict, for a page."""
+    return [ReportPart("Against", [headline(found)]), *sections(found)]
 
 
 def cause(found: RampComparison) -> str:

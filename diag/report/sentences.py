@@ -172,9 +172,13 @@ def found_nothing(report: Report) -> str:
             load += failed if ending.answered else ""
         return f"{found} is in the log up to its end; {load}; no server was asked"
     found = "no incident with an impact found" if report.present else "no incident found"
-    checked, unknown = len(report.checked), len(report.needs_telemetry)
+    return f"{found} ({number_checked(report)})"
+
+
+def number_checked(report: Report) -> str:
+    unknown = len(report.needs_telemetry)
     rest = f"; {unknown} {'needs' if unknown == 1 else 'need'} more telemetry" if unknown else ""
-    return f"{found} ({checked} checked on {plural(len(report.judged_servers), 'server')}{rest})"
+    return f"{len(report.checked)} checked on {plural(len(report.judged_servers), 'server')}{rest}"
 
 
 def slo_missing(report: Report) -> str:
@@ -254,11 +258,17 @@ def death(finding: Finding, report: Report) -> Diagnosis | None:
     return next(deaths, None)
 
 
-def worse(finding: Finding, report: Report) -> str:
-    """Return the graver incident that accompanies a primary one, for which line 1 is graver: its title and id."""
-    worst = max(accompanying(finding, report), key=lambda each: RANK[each.severity], default=None)
-    is_worse = worst is not None and RANK[worst.severity] > RANK[finding.diagnosis.severity]
-    return f"{worst.severity}: {titled(worst.incident)}" if worst and is_worse else ""
+def worse(finding: Finding, report: Report) -> Diagnosis | None:
+    """Return the graver incident that accompanies a primary one, for which line 1 is graver."""
+    worst = max(accompanying(finding, report), key=lambda each: RANK[each.severity], default=finding.diagnosis)
+    return worst if RANK[worst.severity] > RANK[finding.diagnosis.severity] else None
+
+
+def impact(finding: Finding, report: Report) -> str:
+    """Return the impact of an incident and, if a graver one accompanies it, that one."""
+    graver = worse(finding, report)
+    more = f"; with it, {graver.severity}: {titled(graver.incident)}" if graver else ""
+    return finding.diagnosis.incident.impact + more
 
 
 def titled(incident: Incident) -> str:

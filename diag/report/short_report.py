@@ -186,16 +186,15 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
     like_it = f"{where}; {plural(len(others), 'more server')} like it"
     earlier = [words.period([episode], report).full for episode in reversed(diagnosis.one_by_one[:-1])]
     period = line_period(answer.findings, report).full
-    worse = f"; with it, {answer.worse}" if answer.worse else ""
     is_log = bool(report.observed.endings) and finding.failure is not None
     rows = tree["evidence"].rows
     if is_log:  # the cause says more than what every incident of its kind is
         rows = evidence_rows([read for read in words.evidence(diagnosis) if read.condition.signal.unit != "bool"])
     means = _clauses(finding.failure.means) if finding.failure else []
-    impact = paragraph(f"{answer.title}: {answer.impact}{worse}.", rest="")
+    impact = paragraph(f"{answer.title}: {answer.impact}.", rest="")
     ends = words.log_endings(report, "" if len(report.observed.endings) == 1 else "ends ")
     return {
-        "impact": _fewer(None, means, 4) if is_log else _shorter_forms(impact, 3 if worse else 2),
+        "impact": _fewer(None, means, 4) if is_log else _shorter_forms(impact, 3),
         "blank": [[""], []],
         "servers": _fleet_part(report),
         "where": _part("example", [like_it], 2) if others else _part("where", [where][headline.has_place :], 2),
@@ -311,21 +310,15 @@ def _fleet_part(report: Report) -> Forms:
     written_as = words.time_format(report)
     servers = fleet_rows(report)
     ill = words.grouped(
-        ((row.verdict, row.incidents or row.states), shortened(row.instance, NAME) if row.name else row.instance)
+        ((row.verdict, row.found), shortened(row.instance, NAME) if row.name else row.instance)
         for row in merge_by_cause(report, servers, written_as, most=2)
         if row.verdict != "healthy"
     )
     counts = count_verdicts([server.verdict for server in servers])
     rows = []
-    for (verdict, incidents), names in ill.items():
-        titles = ", ".join(words.titles(incidents.split(", "), report))
-        rows.append(
-            (
-                Span(verdict, verdict.upper()),
-                titles,
-                listed(names, most=NAMED if max(map(len, names)) < NAME // 2 else 2),
-            )
-        )
+    for (verdict, found), names in ill.items():
+        named = listed(names, most=NAMED if max(map(len, names)) < NAME // 2 else 2)
+        rows.append((Span(verdict, verdict.upper()), found, named))
     forms = []
     for count in range(min(len(rows), ROWS), 0, -1):
         left = sum(map(len, list(ill.values())[count:]))

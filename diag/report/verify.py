@@ -54,7 +54,7 @@ def _headline(server: ServerComparison) -> str:
         rest = f"; {new} now, at a different load or state" if new else ""
         return f"NOT COMPARABLE {server.before}: no incident before the change, so there is nothing to verify{rest}"
 
-    what = f"{first.before.incident.id} on {words.place(first.before.subject)}"
+    what = f"{words.titled(first.before.incident)} on {words.place(first.before.subject)}"
     trade_offs = ""
     if first.verdict != "not comparable" and not server.reasons:
         worse = [f"{metric.name} {_values(metric)}" for metric in server.trade_offs][:MOST_TRADE_OFFS]
@@ -68,7 +68,7 @@ def _headline(server: ServerComparison) -> str:
 
 
 def _named(diagnosis: Diagnosis) -> str:
-    return f"{diagnosis.incident.id} ({diagnosis.severity})"
+    return f"{diagnosis.severity} {words.titled(diagnosis.incident)}"
 
 
 # -- the parts of a server, for every form ----------------------------------------------------------------------------
@@ -81,7 +81,10 @@ def _parts(server: ServerComparison) -> Iterator[ReportPart]:
     others = [outcome for outcome in server.outcomes if outcome is not first]
     yield ReportPart(
         "also",
-        [f"{o.before.incident.id} on {words.place(o.before.subject)}: {o.verdict}: {o.because}" for o in others],
+        [
+            f"{words.titled(o.before.incident)} on {words.place(o.before.subject)}: {o.verdict}: {o.because}"
+            for o in others
+        ],
     )
     changes = []
     for change in server.changes:
@@ -118,7 +121,7 @@ def _table(label: str, rows: Sequence[tuple[str, str, str]]) -> ReportPart:
 def _fix_parts(outcome: IncidentOutcome, changed: bool) -> Iterator[ReportPart]:
     """Yield the known fixes that a change applies, and the signals that should change or changed clearly."""
     if changed:
-        incident, fixes = outcome.before.incident.id, []
+        incident, fixes = words.titled(outcome.before.incident), []
         for applied in outcome.applied_fixes:
             proposed = f"; proposed value: {applied.proposed}" if applied.proposed else ""
             fixes.append(f"{applied.name} fixes {incident}: {applied.fix.effect}{proposed}")

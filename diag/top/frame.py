@@ -201,7 +201,7 @@ def server_rows(
                 runs=runs.get(server.name, ""),
                 verdict=server.verdict,
                 state=server.states,
-                incidents=tuple(filter(None, server.incidents.split(", "))),
+                incidents=server.incidents,
                 since=since,
                 before=incident is not None and incident.since is None,
                 values={key: value for key, value in last.items() if value is not None},

@@ -93,7 +93,14 @@ def _measure(title: str, key: str, width: int, rank: int, gpu_rank: int) -> Serv
 COLUMNS = (
     ServerColumn("verdict", lambda row: row.verdict, 8, 0, 0, right=False),
     ServerColumn("state", state, 8, 2, 1, right=False),
-    ServerColumn("incident", lambda row: _first(row.incidents, 22), 22, 1, 9, right=False),
+    ServerColumn(
+        "incident",
+        lambda row: _first(row.incidents, 22) or ("undecided" if row.verdict == "warning" else ""),
+        22,
+        1,
+        9,
+        right=False,
+    ),
     ServerColumn("since\nUTC", since, 15, 10, 10, right=False),
     _measure("run", "running", 4, 3, 11),
     _measure("wait", "waiting", 4, 4, 12),

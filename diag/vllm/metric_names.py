@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from diag.core.declarations import read
 from diag.vllm.flags.registry import release
 
 SUFFIX = re.compile(r"(?:_(?:total|bucket|sum|count|created))+$")
@@ -77,6 +78,18 @@ def reads(version: str, name: str) -> bool:
     first, last = variables().get(name, ("", ""))
     is_from = release(first) <= max(release(version), release(_OLDEST))
     return bool(first) and is_from and (last == newest() or release(version) <= release(last))
+
+
+@cache
+def unread() -> Mapping[str, str]:
+    """Return why no incident reads a metric, by a pattern of its name without "vllm:" and suffix."""
+    return read(Path(__file__).parent / "unread_metrics.toml", dict[str, str], "why")
+
+
+def why_unread(metric: str) -> str:
+    """Return why no incident reads a metric; "" if one does."""
+    name = SUFFIX.sub("", metric).removeprefix("vllm:")
+    return next((why for pattern, why in unread().items() if re.fullmatch(pattern, name)), "")
 
 
 def in_source(package: Path, names: Names = METRICS) -> set[str]:

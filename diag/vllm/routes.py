@@ -4,8 +4,8 @@ import re
 
 GENERATING_ROUTES = "|".join(
     (
-        "/v1/(completions|chat/completions(/batch|)|responses|messages|systemone|audio/(transcriptions|translations))",
-        "/cohere/v2/chat|/inference/v1/generate|/generate|/invocations|/generative_scoring",
+        "/v1/(completions|chat/completions(/batch|)|responses|messages|systemone|audio/trans(criptions|lations))",
+        "/cohere/v2/chat|(/inference/v1|)/generate|/invocations|/generative_scoring",
     )
 )
 """Routes whose requests generate tokens; /v1/realtime is a websocket, which is not counted."""

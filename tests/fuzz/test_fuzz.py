@@ -11,6 +11,7 @@ from fuzz.mutate import mutated
 from fuzz.targets import TARGETS, saved, seeds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.sampling import THOROUGH
 
 RUNS = {
     **{"page": 15, "log": 30, "secrets": 60, "command": 30, "yaml": 20, "toml": 40, "baseline": 20, "promql": 100},
@@ -32,7 +33,12 @@ def test_every_find_of_the_corpus_passes_the_rules(name: str) -> None:
 def test_mutated_input_passes_the_rules(name: str) -> None:
     texts = st.sampled_from(seeds(name))
 
-    @settings(max_examples=RUNS[name], derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=RUNS[name] if THOROUGH else -(-RUNS[name] // 2),
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(texts, texts, st.randoms(use_true_random=False))
     def check(text: bytes, other: bytes, random: Random) -> None:
         examine(TARGETS[name], mutated(random, text, other))

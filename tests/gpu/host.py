@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,8 +17,9 @@ from pathlib import Path
 from support import scripted_nvml
 from support.live.server import free_port
 
+from diag.exporter.gpu.driver import SELDOM
 from gpu import nvml_calls
-from gpu.stages import HOST_STAGES, HostStage
+from gpu.stages import AWAITED, HOST_STAGES, NOT_READ, HostStage
 
 LOAD = Path(__file__).with_name("torch_load.py")
 DIAG = (sys.executable, "-m", "diag")
@@ -42,8 +44,8 @@ def record(folder: Path, parts: str, torch: str, *, scripted: bool) -> None:
             with exporter(folder / "exporter.log") as url:
                 for stage in HOST_STAGES:
                     _record_stage(folder, stage, url, torch, script)
-        if "c" in parts and not scripted:
-            command = [torch, LOAD, "ceilings"]
+        if "c" in parts and not (scripted and torch == sys.executable):
+            command = [torch, LOAD, "ceilings", *["cpu"] * scripted]
             answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, timeout=120)
             write(folder / "ceilings.json", json.loads(answer.stdout))
 
@@ -66,26 +68,59 @@ def scripted_driver() -> Iterator[Path]:
 
 
 def _record_stage(folder: Path, stage: HostStage, url: str, torch: str, script: Path | None) -> None:
+    before = _values(url, stage.awaits)
     if script:
-        with ThreadPoolExecutor(1) as beside:
-            begun = time.monotonic()
-            _play(script, stage, 0.0)
-            seconds = max(SCRIPTED, stage.read_within)
-            recording = beside.submit(recorded, url, folder / stage.name, seconds, every=0.5)
-            while not recording.done():
-                _play(script, stage, time.monotonic() - begun)
-                time.sleep(0.2)
-            recording.result()
-        return
-    with load(torch, stage.load, stage.seconds + 30) if stage.load else nullcontext() as busy:
-        if busy:
-            time.sleep(WARM)
-        recorded(url, folder / stage.name, stage.seconds)
-        with suppress(OSError):  # the same values as another program reads them
-            smi = subprocess.run(
-                ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv"], stdout=subprocess.PIPE, text=True, check=False
-            )
-            (folder / stage.name / "nvidia-smi.csv").write_text(smi.stdout, encoding="utf-8")
+        with _played(script, stage):
+            is_read = not stage.awaits or _changed(url, stage.awaits, before)
+            recorded(url, folder / stage.name, SCRIPTED, every=0.5)
+    else:
+        with load(torch, stage.load, stage.seconds + SELDOM + AWAITED) if stage.load else nullcontext() as busy:
+            if busy:
+                time.sleep(SELDOM if stage.awaits else WARM)
+            is_read = not stage.awaits or _changed(url, stage.awaits, before)
+            recorded(url, folder / stage.name, stage.seconds)
+            with suppress(OSError):  # the same values as another program reads them
+                smi = subprocess.run(
+                    ["nvidia-smi", f"--query-gpu={SMI}", "--format=csv"], stdout=subprocess.PIPE, text=True, check=False
+                )
+                (folder / stage.name / "nvidia-smi.csv").write_text(smi.stdout, encoding="utf-8")
+    if not is_read:
+        (folder / stage.name / NOT_READ).touch()
+
+
+def _values(url: str, family: str) -> list[str]:
+    """Return the lines of a family on the exporter's page."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=AWAITED) as page:
+        return [line for line in page.read().decode().splitlines() if family and line.startswith(family)]
+
+
+def _changed(url: str, family: str, before: list[str]) -> bool:
+    """Wait until the page has other values of a family than before; return False if it still has the same."""
+    end = time.monotonic() + AWAITED
+    while time.monotonic() < end:
+        if _values(url, family) != before:
+            return True
+        time.sleep(0.5)
+    return False
+
+
+@contextmanager
+def _played(script: Path, stage: HostStage) -> Iterator[None]:
+    """Let the scripted card be as in the stage until the block ends."""
+    begun, ended = time.monotonic(), threading.Event()
+    _play(script, stage, 0.0)
+
+    def play() -> None:
+        while not ended.wait(0.2):
+            _play(script, stage, time.monotonic() - begun)
+
+    with ThreadPoolExecutor(1) as beside:
+        playing = beside.submit(play)
+        try:
+            yield
+        finally:
+            ended.set()
+        playing.result()
 
 
 def _play(script: Path, stage: HostStage, seconds: float) -> None:

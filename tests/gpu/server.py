@@ -19,6 +19,7 @@ from support.live import server as live
 from support.live.load import Clients
 
 from gpu import host
+from gpu.judge import MISSING, TIME_IS_UP
 
 COMMON = ("--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "bfloat16", "--host", "127.0.0.1")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
@@ -79,13 +80,25 @@ CPU = Scale(
 )
 
 
-class Run:
-    """One run: its folder, vLLM's interpreter, and the scale of models and loads."""
+class TimeUp(RuntimeError):
+    """What comes next would end after the time that the run may take."""
 
-    def __init__(self, folder: Path, python: str, scale: Scale) -> None:
-        self.folder, self.python, self.scale = folder, python, scale
+
+class Run:
+    """One run: its folder, vLLM's interpreter, the scale of models and loads, and when it ends by time.monotonic()."""
+
+    def __init__(self, folder: Path, python: str, scale: Scale, end: float) -> None:
+        self.folder, self.python, self.scale, self.end = folder, python, scale, end
+        self.started_in = START
         for size in {scale.size, scale.cascade_size, "small" if scale is CPU else scale.size}:
             model.write(folder / size, size)
+
+    def left(self, needed: float) -> float:
+        """Return the seconds that are left; TimeUp if they are fewer than those that are needed."""
+        left = self.end - time.monotonic()
+        if left < needed:
+            raise TimeUp(f"{TIME_IS_UP}: {needed:.0f} s are needed, {max(left, 0):.0f} s were left (--minutes)")
+        return left
 
     @contextmanager
     def serving(self, name: str, size: str, flags: Sequence[str]) -> Iterator["Served"]:
@@ -102,10 +115,11 @@ class Run:
     @contextmanager
     def starting(self, name: str, size: str, flags: Sequence[str]) -> Iterator["Served"]:
         """Start a server; end it with all of its processes."""
+        self.left(self.started_in)
         files, port, log = str(self.folder / size), live.free_port(), self.folder / f"{name}.log"
         command = [self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", files, *COMMON]
         command += ["--port", str(port), *flags]
-        environment = {**os.environ, **ENVIRONMENT}
+        environment = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"} | ENVIRONMENT
         with log.open("ab") as written:
             process = subprocess.Popen(command, stdout=written, stderr=written, env=environment, start_new_session=True)
         server = live.Server(port, process, " ".join(["vllm serve", files, *COMMON, *flags]), log)
@@ -141,16 +155,19 @@ class Served:
     def wait(self) -> None:
         """Wait for the first answer; RuntimeError if the server ends or takes too long."""
         begun = time.monotonic()
-        while time.monotonic() - begun < READY:
+        most = min(READY, self.run.left(0))
+        while time.monotonic() - begun < most:
             if self.server.process.poll() is not None:
-                raise RuntimeError(f"vLLM ended with {self.server.process.returncode}: {self.server.log}")
+                raise RuntimeError(f"vLLM ended with {self.server.process.returncode}: {self.server.log.name}")
             try:
                 host.wait_for(f"{self.server.url}/health", 1)
             except RuntimeError:
                 continue
+            self.run.started_in = max(self.run.started_in, time.monotonic() - begun)
             print(f"  {self.name} ready after {time.monotonic() - begun:.0f} s", flush=True)
             return
-        raise RuntimeError(f"vLLM did not answer within {READY:.0f} s: {self.server.log}")
+        self.run.left(1)
+        raise RuntimeError(f"vLLM did not answer within {READY:.0f} s: {self.server.log.name}")
 
     def engine(self) -> psutil.Process:
         """Return the process of the engine."""
@@ -163,30 +180,42 @@ class Served:
 
     def stage(self, name: str, what: str, verdict: str, *present: str, seconds: float = SECONDS) -> None:
         """Record the exporter's page with the log until now, and write what is true of it."""
+        self.run.left(seconds)
         folder = self.run.folder / name
         host.recorded(self.exporter, folder, seconds)
         shutil.copy(self.server.log, folder / "server.log")
-        expect(folder, what, verdict, present)
+        note_truth(folder, what, verdict, present)
 
 
-def expect(folder: Path, what: str, verdict: str, present: Sequence[str], *, log_alone: bool = False) -> None:
-    """Write the truth of a stage; `log_alone`: nothing but the log was recorded."""
+def note_truth(folder: Path, what: str, verdict: str, present: Sequence[str], *, log_alone: bool = False) -> None:
+    """Add the truth of a stage to its recording.toml; `log_alone`: nothing but the log was recorded."""
     truth = {"what_happened": what, "verdict": verdict, "present": list(present), "log_alone": log_alone}
-    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in truth.items())
-    (folder / "expected.toml").write_text(text, encoding="utf-8")
+    with (folder / "recording.toml").open("a", encoding="utf-8") as file:
+        file.write("\n[truth]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in truth.items()))
 
 
-def record(folder: Path, python: str, *, cpu: bool, quick: bool) -> None:
-    """Record all stages of each server; a server that fails does not take the stages of the others with it.
+def record(folder: Path, python: str, end: float, *, cpu: bool, quick: bool) -> None:
+    """Record the stages of each server; one that fails, or takes too long, does not take those of the others with it.
 
+    What was planned and not recorded is written down with the reason. The run ends before `end` of time.monotonic().
     `quick` leaves out the second and the third server.
     """
-    run = Run(folder, python, CPU if cpu else CARD)
-    for stages in (_with_graphs,) if quick else (_with_graphs, _with_small_cache, _eager):
+    run, missing = Run(folder, python, CPU if cpu else CARD, end), dict[str, str]()
+    others = () if cpu else ("memory_refused", "memory_held", "neighbour_computes")
+    planned = {
+        _with_graphs: ("healthy", *others, "engine_stopped", "engine_killed"),
+        _with_small_cache: ("kv_cascade",),
+        _eager: ("healthy_eager", "long_prefills", "queue_at_the_cap"),
+    }
+    for stages, names in [*planned.items()][: 1 if quick else None]:
+        why = ""
         try:
             stages(run)
         except (RuntimeError, OSError, subprocess.SubprocessError, StopIteration) as error:
-            print(f"  {stages.__name__} ended early: {error}", flush=True)
+            why = str(error) or type(error).__name__
+            print(f"  {stages.__name__} ended early: {why}", flush=True)
+        missing |= {name: why for name in names if not (folder / name / "server.log").exists()}
+    host.write(folder / MISSING, missing)
 
 
 def _with_graphs(run: Run) -> None:
@@ -221,20 +250,20 @@ def _with_graphs(run: Run) -> None:
 def _beside_others(run: Run, served: Served) -> None:
     """Record what other processes on the card do to the server: a second start, memory that is held, computation."""
     with run.starting("refused", run.scale.size, run.scale.flags) as second:
-        second.server.process.wait(timeout=READY)
+        second.server.process.wait(timeout=min(READY, run.left(0)))
         folder = run.folder / "memory_refused"
         folder.mkdir()
         shutil.copy(second.server.log, folder / "server.log")
         what = "a second server on a card whose memory is taken"
-        expect(folder, what, "critical", ("startup_failed", "gpu_out_of_memory"), log_alone=True)
+        note_truth(folder, what, "critical", ("startup_failed", "gpu_out_of_memory"), log_alone=True)
     with host.load(sys.executable, ("hold", "0.9"), 120), load.running(served.server.port, *run.scale.healthy):
         time.sleep(WARM)
         what = "another process takes the memory that the server has left"
         served.stage("memory_held", what, "warning", "gpu_memory_contended")
     with host.load(sys.executable, ("matmul",), 120), load.running(served.server.port, *run.scale.healthy):
         time.sleep(WARM)
-        # diag does not see this yet: docs/limits.md
-        served.stage("neighbour_computes", "another process computes on the card; ITL triples", "warning")
+        what = "another process computes on the card; ITL triples"
+        served.stage("neighbour_computes", what, "warning", "gpu_compute_contended")
 
 
 def _with_small_cache(run: Run) -> None:

@@ -7,7 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from diag.exporter.gpu.driver import SELDOM
+AWAITED = 60.0
+"""Seconds to wait for the exporter to read a value that it reads seldom, on however busy a host."""
+NOT_READ = "not_read"
+"""File in the folder of a stage whose `awaits` was not read meanwhile."""
 
 
 class Check(NamedTuple):
@@ -22,8 +25,8 @@ class Check(NamedTuple):
 class HostStage(NamedTuple):
     """A load of one card without vLLM: arguments of torch_load.py, and the seconds that are recorded.
 
-    `scripted` are the values of the scripted library for this stage, by its own words. The exporter reads each value
-    that is checked at least once in `read_within` seconds.
+    `scripted` are the values of the scripted library for this stage, by its own words. The recording begins when the
+    exporter's page has another value of the family `awaits` than before the load.
     """
 
     name: str
@@ -32,7 +35,7 @@ class HostStage(NamedTuple):
     what: str
     checks: Sequence[Check] = ()
     scripted: Mapping[str, object] = {}
-    read_within: float = 0.0
+    awaits: str = ""
 
 
 HELD = 76 * 2**30
@@ -63,6 +66,7 @@ SPEED = (
 )
 LISTED = f"{peak('diag_gpu_process_memory_bytes')} / {peak('diag_gpu_memory_used_bytes')}"
 LAST = "max by (instance) (last_over_time(diag_gpu_utilization_ratio[$window]))"
+PCIE_RATE = Check("PCIe bytes per second", PCIE, 5e9, 1.4e11)
 NO_HEAT = Check("seconds throttled by heat, per second", HEAT, high=0.01)
 
 HOST_STAGES = (
@@ -128,11 +132,11 @@ HOST_STAGES = (
     HostStage(
         "pcie",
         ("pcie",),
-        SELDOM + 3,
+        4,
         "host memory copied to the card and back",
-        (Check("PCIe bytes per second", PCIE, 5e9, 1.4e11), NO_HEAT),
+        (PCIE_RATE, NO_HEAT),
         {"utilization": 100, "pcie_tx": 45_000_000, "pcie_rx": 45_000_000},
-        read_within=SELDOM + 3,
+        awaits="diag_gpu_pcie_throughput_bytes_per_second",
     ),
     HostStage(
         "cooling",

@@ -1,5 +1,7 @@
 """Loads of one GPU, for a Python that has PyTorch: `torch_load.py KIND SECONDS`; no setting of the card is changed.
 
+`torch_load.py ceilings cpu` measures the CPU in the same way.
+
 `matmul` computes at the power limit, `copy` moves device memory, `pcie` moves host memory to the device and back,
 `hold SHARE` takes a share of the free memory and waits, `ceilings` measures the card and prints JSON.
 """
@@ -13,27 +15,30 @@ import torch
 GIB = 2**30
 TIMED = 3.0
 """Seconds over which a ceiling is measured, after a warm-up of one."""
+DEVICE = "cpu" if sys.argv[-1] == "cpu" else "cuda"
+SMALLER = 8 if DEVICE == "cpu" else 1
 
 
 def repeat(step, seconds: float) -> float:
     """Run a step again and again; return the runs per second, once the device has finished them all."""
     begun, done = time.monotonic(), 0
     while time.monotonic() - begun < seconds:
-        for _ in range(10):
+        for _ in range(10 // SMALLER):
             step()
-        torch.cuda.synchronize()
-        done += 10
+            done += 1
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
     return done / (time.monotonic() - begun)
 
 
-def matmul(kind=torch.bfloat16, size: int = 8192):
-    one, other = (torch.randn(size, size, device="cuda", dtype=kind) for _ in range(2))
+def matmul(kind=torch.bfloat16, size: int = 8192 // SMALLER):
+    one, other = (torch.randn(size, size, device=DEVICE, dtype=kind) for _ in range(2))
     out = torch.empty_like(one)
     return (lambda: torch.matmul(one, other, out=out)), 2 * size**3
 
 
 def copy():
-    source = torch.randint(0, 255, (2 * GIB,), dtype=torch.uint8, device="cuda")
+    source = torch.randint(0, 255, (2 * GIB // SMALLER,), dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     return (lambda: target.copy_(source)), 2 * source.numel()  # bytes read and written
 
@@ -62,13 +67,13 @@ def hold(share: float):
 
 def ceilings() -> dict[str, float | str]:
     """Measured rates: bf16 in TFLOP/s, device memory and PCIe in GB/s, and the memory that CUDA shows in GiB."""
-    found: dict[str, float | str] = {"name": torch.cuda.get_device_name()}
-    found["memory_gibibytes"] = torch.cuda.mem_get_info()[1] / GIB
-    for name, (step, work), unit in (
-        ("bf16_teraflops", matmul(), 1e12),
-        ("bandwidth_gigabytes", copy(), 1e9),
-        ("pcie_gigabytes", pcie(), 1e9),
-    ):
+    found: dict[str, float | str] = {"name": "CPU"}
+    makers = [("bf16_teraflops", matmul, 1e12), ("bandwidth_gigabytes", copy, 1e9)]
+    if DEVICE == "cuda":
+        found = {"name": torch.cuda.get_device_name(), "memory_gibibytes": torch.cuda.mem_get_info()[1] / GIB}
+        makers.append(("pcie_gigabytes", pcie, 1e9))
+    for name, maker, unit in makers:
+        step, work = maker()
         repeat(step, 1)
         found[name] = repeat(step, TIMED) * work / unit
     return found

@@ -87,7 +87,7 @@ def test_an_incident_that_a_host_or_its_peers_show_alerts_in_time() -> None:
         assert_in_time(evaluated(RULES, series), name, onset)
 
 
-@pytest.mark.parametrize("name", some(sorted({*RECORDED, *HOSTS} - {*CHRONIC}), 12))
+@pytest.mark.parametrize("name", some(sorted({*RECORDED, *HOSTS} - {*CHRONIC}), 6))
 def test_an_alert_fires_in_a_real_promtool_at_the_same_moment(tmp_path: Path, name: str) -> None:
     """In that of Prometheus 2 up to a scrape earlier or later: its windows are closed on the left."""
     rules, (series, _) = only(name, tmp_path), timelines.faulty(name)

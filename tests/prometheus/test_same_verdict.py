@@ -72,7 +72,7 @@ def kind(name: str) -> tuple[object, ...]:
 
 recorded = cache(lambda name: read(RECORDINGS / name))
 OF_EACH_KIND = [*{kind(name): name for name in NAMES}.values()]
-FEW = some(OF_EACH_KIND, 24)
+FEW = some(OF_EACH_KIND, 12)
 IN_THREE = {PROMETHEUS3: FEW[::3], "PATH": FEW[1::3], "victoria": FEW[2::3]}
 IN_TWO = {PROMETHEUS3: NAMES, "PATH": OF_EACH_KIND[::2], "victoria": OF_EACH_KIND[1::2]}
 ENGINES = IN_TWO if THOROUGH else IN_THREE
@@ -254,7 +254,7 @@ def quarter(name: str) -> tuple[list[Block], Instants]:
     return [block._replace(labels=labels)], block.times[-LAST:]
 
 
-JUDGED = ("healthy", *some(sorted({*timelines.RECORDED, *timelines.HOSTS} - {*timelines.PEERS}), 24))
+JUDGED = ("healthy", *some(sorted({*timelines.RECORDED, *timelines.HOSTS} - {*timelines.PEERS}), 12))
 
 
 @pytest.fixture(scope="module")

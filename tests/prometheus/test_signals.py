@@ -81,7 +81,7 @@ def test_a_real_prometheus_agrees_on_every_signal(place: str, window: str, stret
     ends = ("shutdown_drained", "shutdown_drops_requests")  # in a window, and another process begins there
     held = [each for each in blocks(stretch) if each.labels[0]["instance"] not in ends]
     with serving(program(place), held) as server:
-        assert_same(promql.Samples(held), some(expressions(window), 250), instants(stretch), server)
+        assert_same(promql.Samples(held), some(expressions(window), 120), instants(stretch), server)
 
 
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)

@@ -76,7 +76,7 @@ def placed(name: str, series: timelines.Series) -> list[Block]:
     return [block._replace(labels=tuple(map(told, block.labels)))]
 
 
-@pytest.mark.parametrize("incident", some(INCIDENTS, 16), ids=lambda each: each.id)
+@pytest.mark.parametrize("incident", some(INCIDENTS, 8), ids=lambda each: each.id)
 def test_doctor_finds_the_incident_in_victoria_metrics(server: victoria.Server, incident: Incident) -> None:
     found = {dict(key)["instance"] for at in INSTANTS for key in server.query(asked(incident), at)}
     assert found >= ({incident.id} & {*timelines.RECORDED, *timelines.HOSTS})

@@ -130,6 +130,63 @@ def test_offloading_is_judged_by_stored_and_hit_blocks(tmp_path: Path, change: C
     assert state(judged(tmp_path, change), OFFLOAD) == expected
 
 
+def keys(page: str, **failed: float) -> str:
+    """The page of a store that counts keys or objects, of which a share fails."""
+    done = kv.value(page, 'vllm:request_success_total{engine="0",finished_reason="length"') * 100
+    names = {
+        "mooncake": ("vllm:mooncake_store_operation_keys", "vllm:mooncake_store_operation_failed_keys"),
+        "umbp": ("vllm:umbp_transfer_submitted", "vllm:umbp_transfer_failed"),
+    }
+    return kv.offload(page, 0.3) + "".join(
+        kv.counter(all_of, "", done) + kv.counter(some, "", done * share // 1)
+        for (all_of, some), share in ((names[name], share) for name, share in failed.items())
+    )
+
+
+FAILS = "kv_offload_failing"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda page: kv.tiers(page, cascade_job_failures=0.5), "present"),
+        (lambda page: kv.tiers(page, 0.3, promotion_job_failures=0.5), "present"),
+        (lambda page: kv.tiers(page, 0.3, promotion_job_failures=0.02), "unknown"),
+        (lambda page: kv.tiers(page, 0.3), "absent"),
+        (lambda page: kv.tiers(page, 0.3, backpressure_stores_dropped=0.5), "absent"),
+        (lambda page: keys(page, mooncake=0.2), "present"),
+        (lambda page: keys(page, mooncake=0.02), "absent"),
+        (lambda page: keys(page, umbp=0.2), "present"),
+        (lambda page: kv.decode(page, 0.0), "absent"),
+        (unnamed, "unknown"),
+        (lambda page: page, "absent"),
+    ],
+    ids=[
+        "cascades fail",
+        "promotions fail",
+        "single failures",
+        "none fails",
+        "back-pressure",
+        "keys fail",
+        "single keys",
+        "objects fail",
+        "transfers only",
+        "a connector without metrics",
+        "no connector",
+    ],
+)
+def test_failing_offloads_are_reported(tmp_path: Path, change: Change, expected: str) -> None:
+    assert state(judged(tmp_path, change), FAILS) == expected
+
+
+def test_a_failing_tier_is_named_and_explains_that_nothing_is_found(tmp_path: Path) -> None:
+    report = judged(tmp_path, lambda page: kv.tiers(page, cascade_job_failures=0.5, backpressure_stores_dropped=0.5))
+    finding = found(report, FAILS)
+    assert "cascade of a tier" in str(finding)
+    assert "a slow tier" in str(finding)
+    assert found(report, OFFLOAD).diagnosis.explained_by == FAILS
+
+
 OVERSIZED = "kv_offload_oversized"
 HALF_OF_THE_RANKS = (lambda _: [("diag_vllm_processes", ("worker",), 8.0)], config(tensor_parallel_size=16))
 TWO_ENGINES = (lambda _: [("diag_vllm_processes", ("engine",), 2.0)],)

@@ -68,7 +68,7 @@ def shown_surfaces(name: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", some(ALL, 32))
+@pytest.mark.parametrize("name", some(ALL, 16))
 def test_every_surface_has_the_same_verdict_incident_start_action_and_fix(name: str) -> None:
     answer = first(name)
     shown_on = shown_surfaces(name)

@@ -12,6 +12,7 @@ import pytest
 from support import rewriting, thinning
 from support.paths import RECORDINGS
 from support.rewriting import Scrape
+from support.sampling import some
 from support.scenarios import Beside, eplb, found, judge, log
 
 from diag.commands import doctor
@@ -44,7 +45,7 @@ def thinned(folder: Path, name: str, every: float) -> Report:
     return doctor.run(ObserveOptions([str(files)]))
 
 
-@pytest.mark.parametrize("every", CADENCES)
+@pytest.mark.parametrize("every", some(CADENCES, 2))
 @pytest.mark.parametrize(
     ("recording", "incident"),
     [(DROPPED, DROPPED), (WEIGHTS, WEIGHTS), (EXPERTS, EXPERTS), (SCALING, SCALING)],

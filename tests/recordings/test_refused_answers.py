@@ -113,6 +113,8 @@ def by_log(folder: Path, *lines: str) -> Report:
 def test_a_log_alone_shows_it_at_once_whatever_the_status(tmp_path: Path, status: int) -> None:
     report = by_log(tmp_path, *[line(status)] * 12)
     assert (report.verdict, found(report, REFUSED).diagnosis.primary) == ("warning", True)
+    advice = " ".join(each.text for each in found(report, REFUSED).proposals)
+    assert ("VLLM_HTTP_MAX_REQUEST_BODY_SIZE" in advice) is (status == 413)
 
 
 def test_the_order_of_the_lines_shows_a_wave_behind_successes(tmp_path: Path) -> None:

@@ -79,6 +79,28 @@ def offload(page: str, hits: float, before: float = 600_000.0) -> str:
     return asked(page, tokens, tokens * hits // 1) + stored + loaded
 
 
+TIERS = {
+    "promotion_job_failures": "Number of failed secondary-tier promotion jobs, labeled by tier.",
+    "cascade_job_failures": "Number of failed secondary-tier cascade jobs, labeled by tier.",
+    "backpressure_stores_dropped": "Number of store operations dropped due to back-pressure on a secondary tier.",
+}
+
+
+def tiers(page: str, hits: float = 0.0, **shares: float) -> str:
+    """A server that offloads to host memory and a disk: of each counter, a share of the requests that finished.
+
+    vLLM makes a series with the label `tier` when it counts for the first time.
+    """
+    finished = value(page, 'vllm:request_success_total{engine="0",finished_reason="length"')
+    numbers = {name: finished * share // 1 for name, share in shares.items()}
+    labels = f'{LABELS},tier="1:fs"'
+    return offload(page, hits) + "".join(
+        counter(f"vllm:kv_offload_tiering_{name}", TIERS[name], number, labels)
+        for name, number in numbers.items()
+        if number
+    )
+
+
 def buffered(page: str, size: object, backend: str = "native") -> str:
     """A server with --kv-offloading-size."""
     page = page.replace('kv_offloading_size="None"', f'kv_offloading_size="{size}"')

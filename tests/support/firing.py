@@ -8,7 +8,7 @@ import json
 import math
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -62,7 +62,7 @@ def all_fired(
 
     An evaluation costs seconds however few series there are.
     """
-    found = _asked(rules, timelines, names, folder, place, FIRST, TIMES[-1])
+    (found,) = _asked(rules, timelines, names, folder, place, [FIRST], TIMES[-1])
     return {host: _fired(found, host) for host in timelines}
 
 
@@ -73,28 +73,35 @@ def fired_last(
     end = STEP * (len(next(iter(next(iter(timelines.values())).values()))) - 1)
     over = f"({FIRING}[{end}s:{STEP}s])"
     names = {dict(key)["__name__"] for series in timelines.values() for key in series}
+    asked = [f"max by {SUBJECT} ({function}{over})" for function in ("max_over_time", "count_over_time")]
     last, samples = (
         {(host, incident): float(value) for _, incident, host, _, value in found if incident}
-        for found in (
-            _asked(rules, timelines, names, folder, place, f"max by {SUBJECT} ({function}{over})", end)
-            for function in ("max_over_time", "count_over_time")
-        )
+        for found in _asked(rules, timelines, names, folder, place, asked, end)
     )
     return {key: (last[key] - LEAD, samples[key] * STEP) for key in last}
 
 
 def _asked(
-    rules: Path, timelines: Mapping[str, Series], names: set[str], folder: Path, place: str, promql: str, end: float
-) -> list[tuple[str, ...]]:
-    """Return promtool's answer to a query at the end of these timelines: alert, incident, host, severity, value."""
+    rules: Path,
+    timelines: Mapping[str, Series],
+    names: set[str],
+    folder: Path,
+    place: str,
+    asked: Sequence[str],
+    end: float,
+) -> list[list[tuple[str, ...]]]:
+    """Return promtool's answer to each query at the end of these timelines: alert, incident, host, severity, value.
+
+    Either all of the queries find something, or none does.
+    """
     inputs = [
         {"series": _written(key, host), "values": " ".join(map(_number, values))}
         for host, series in timelines.items()
         for key, values in series.items()
         if dict(key)["__name__"] in names
     ]
-    expectation = [{"expr": promql, "eval_time": f"{end}s", "exp_samples": []}]
-    test = {"interval": f"{STEP}s", "input_series": inputs, "promql_expr_test": expectation}
+    expected = [{"expr": promql, "eval_time": f"{end}s", "exp_samples": []} for promql in asked]
+    test = {"interval": f"{STEP}s", "input_series": inputs, "promql_expr_test": expected}
     # JSON is YAML, and faster to write
     file = folder / "test.yaml"
     order = [group["name"] for group in groups_of(rules)]  # by itself promtool takes any, so that series are read late
@@ -102,14 +109,15 @@ def _asked(
     file.write_text(json.dumps({**document, "tests": [test]}))
     promtool = program(place).with_name("promtool")
     done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
-    return _read(done.stdout + done.stderr)
-
-
-def _read(said: str) -> list[tuple[str, ...]]:
-    """Parse promtool's unexpected alerts: alert, incident, host, severity, time."""
-    got = said.partition("got:")[2]
-    found = ALERT.findall(got)
-    assert "SUCCESS" in said or len(found) == got.count("alertname=") > 0, said
+    said = done.stdout + done.stderr
+    if "SUCCESS" in said:
+        return [[] for _ in asked]
+    answers = said.split("got:")[1:]
+    found = [ALERT.findall(answer) for answer in answers]
+    assert len(found) == len(asked), said
+    assert all(len(alerts) == answer.count("alertname=") > 0 for alerts, answer in zip(found, answers, strict=True)), (
+        said
+    )
     return found
 
 

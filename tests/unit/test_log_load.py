@@ -95,6 +95,7 @@ def test_idle_silence_is_no_stall(tmp_path: Path, form: str) -> None:
     "end",
     [
         [stats(110, 0, 0, 1, 0), *busy(120, 200)],  # a long prefill
+        [stats(110, 0, 0, 1, 0, k=4.1), *busy(300, 400)],  # one of three minutes, whose chunks fill the KV cache
         [stats(110, 300, 900, 16, 40), stats(120, 300, 900, 16, 20), *busy(130, 400)],  # a burst
         [f"INFO {at(4000)} [launcher.py:46] Route: /health, Methods: GET"],  # a line was due and did not come
         [stats(110, 0, 0, 0, 0), *busy(8000, 8100)],  # two hours without a request

@@ -511,8 +511,10 @@ BY_MODULE = [
 ]
 
 
-def test_a_script_that_ends_in_order_has_no_failure(tmp_path: Path) -> None:
-    assert judged(write(tmp_path, [*SCRIPT, *RAN])).verdict == "no_incident"
+@pytest.mark.parametrize("engines", [1, 5], ids=["one engine", "five, one after the other"])
+def test_a_script_that_ends_in_order_has_no_failure(tmp_path: Path, engines: int) -> None:
+    lines = [line.replace("10:00", f"10:{minute:02d}") for minute in range(engines) for line in (*SCRIPT, *RAN)]
+    assert judged(write(tmp_path, lines)).verdict == "no_incident"
 
 
 @pytest.mark.parametrize("frames", [[*RAISED, IN_PACKAGE], BY_MODULE], ids=["a script", "a module"])

@@ -115,6 +115,48 @@ def test_fullest_of_several_workers_counts() -> None:
     assert gib(found) == {"weights": 7.75, "kv_cache": 11.5}
 
 
+COLD = "saved AOT compiled function to /c/torch_aot_compile/1/rank_0_0/model"
+WARM = "Directly load AOT compilation from path /c/torch_aot_compile/1/rank_0_0/model"
+
+
+def starts(*of: tuple[str, str], weights: str = "20.00") -> LoggedMemory:
+    """Parse a log of starts, each with a line about its compilation and the GiB that are left for the KV cache."""
+    return said(
+        *(
+            line
+            for at, (compilation, size) in enumerate(of)
+            for line in (
+                "vLLM API server version 0.32.0",
+                f"Model loading took {weights if at else '20.00'} GiB memory and 1.0 seconds",
+                compilation,
+                f"Available KV cache memory: {size} GiB",
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "lost"),
+    [
+        (starts((COLD, "21.50"), (WARM, "46.25")), (21.5, 46.25)),
+        (starts((WARM, "46.25"), (COLD, "21.50")), (21.5, 46.25)),
+        (starts((COLD, "21.50"), (WARM, "46.25"), (WARM, "46.25")), (21.5, 46.25)),
+        (starts((COLD, "46.00"), (WARM, "46.25")), None),
+        (starts((COLD, "46.25"), (WARM, "21.50")), None),
+        (starts((WARM, "21.50"), (WARM, "46.25")), None),
+        (starts((COLD, "21.50"), (WARM, "46.25"), weights="10.00"), None),
+        (starts((COLD, "21.50")), None),
+    ],
+    ids=["then warm", "now cold", "warm twice", "equal", "warm is smaller", "both warm", "another model", "one start"],
+)
+def test_a_cold_start_with_a_smaller_cache_is_told_from_an_equal_one(
+    found: LoggedMemory, lost: tuple[float, float] | None
+) -> None:
+    """Two starts as in https://github.com/vllm-project/vllm/issues/54122."""
+    sizes = found.lost_to_compiling()
+    assert (sizes and tuple(round(size / GIB, 2) for size in sizes)) == lost
+
+
 def test_latest_start_in_a_log_counts() -> None:
     one = ["vLLM API server version 0.10.0", "Available KV cache memory: 3.00 GiB"]
     two = ["vLLM API server version 0.11.0", "Available KV cache memory: 9.00 GiB"]

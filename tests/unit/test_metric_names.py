@@ -8,6 +8,8 @@ import pytest
 from support.live import server
 from support.paths import TESTS
 
+from diag.core.declarations import PACKAGE
+from diag.knowledge.signals import DECLARED
 from diag.vllm import metric_names
 from diag.vllm.flags.registry import described, environment, release
 
@@ -15,18 +17,30 @@ FIRST_PAGE = 200_000
 """Characters that hold the first page of a recording."""
 
 
+def known(version: str, names: metric_names.Names) -> set[str]:
+    """Return the names that the table has for a release."""
+    at = release(version)
+    rows = metric_names.with_release(set(), described(), names).items()
+    return {name for name, (first, last) in rows if release(first) <= at <= release(last)}
+
+
 @pytest.mark.live
 @server.needed
 @pytest.mark.parametrize("names", [metric_names.METRICS, metric_names.VARIABLES], ids=["metrics", "variables"])
-def test_every_name_of_the_installed_source_is_known_and_no_other(names: metric_names.Names) -> None:
-    package = next(Path(server.PYTHON).parent.parent.glob("lib/python3*/site-packages/vllm"))
-    at = release(described())
-    known = {
-        name
-        for name, (first, last) in metric_names.with_release(set(), described(), names).items()
-        if release(first) <= at <= release(last)
-    }
-    assert metric_names.in_source(package, names) == known
+def test_every_name_of_the_sources_is_known_and_no_other(names: metric_names.Names) -> None:
+    for version, package in server.sources().items():
+        assert metric_names.in_source(package, names) == known(version, names), version
+
+
+def test_every_metric_of_the_newest_release_is_read_or_says_why_not() -> None:
+    texts = [text for of in DECLARED.values() for text in (of.promql, getattr(of, "culprit_promql", ""))]
+    texts += [file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")]
+    read = {metric_names.SUFFIX.sub("", name) for text in texts for name in re.findall(r"vllm:\w+", text)}
+    newest = {metric_names.SUFFIX.sub("", name) for name in known(metric_names.newest(), metric_names.METRICS)}
+    assert {name for name in newest if bool(metric_names.why_unread(name)) == (name in read)} == set()
+    named = [name.removeprefix("vllm:") for name in newest]
+    for pattern in metric_names.unread():
+        assert any(re.fullmatch(pattern, name) for name in named), pattern
 
 
 def test_every_metric_of_recorded_pages_is_known() -> None:

@@ -1,5 +1,6 @@
 """The process that the others wait for, from the stacks of processes as vLLM 0.32 and earlier releases have them."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from diag.diagnosis.roll_call import RollCall, roll_call
+from diag.exporter.process import stacks
 from diag.exporter.process.server import Owner
 from diag.exporter.process.stacks import ProcessStack, StackFrame
 from diag.report.sentences import standing_rows
@@ -158,3 +160,24 @@ def test_a_dump_of_vllms_watchdog_names_the_process_and_the_call_of_its_main_thr
     assert ran.returncode == 3
     assert "'feed timeout'" in said
     assert "The main thread of worker 1 (PID 4242) runs in acquire_read (shm_broadcast.py:3)" in said
+
+
+def test_the_dump_of_vllms_watchdog_stands_for_a_stack_that_py_spy_does_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "")
+    pid = os.getpid()
+    block = "\n>>> Call stack dump #1 at Fri Nov 27 09:12:44 2026 due to {}\n\n{}\n" + "=" * 64 + "\n"
+    calls = 'Current thread 0x1 (most recent call first):\n  File "/v/utils/watch_dog.py", line 91 in dump_stack\n\n'
+    calls += 'Thread 0x2 (most recent call first):\n  File "/v/x/shm_broadcast.py", line 864 in acquire_read\n'
+    file = tmp_path / f"VLLM_STACK_DUMP_for_engine_0_{pid}.log"
+    launch = f"vllm serve m --watchdog-config.dump_dir {tmp_path}"
+    for reason, place in (("shutdown", ""), ("feed timeout", "acquire_read (shm_broadcast.py:864)")):
+        file.write_text(block.format(reason, calls))
+        dump = stacks.take({pid: Owner("engine", "0")}, launch)
+        (standing,) = roll_call("h:1", [dump, dump], works=False).standing
+        assert standing.place == place
+        assert ("dumped it at Fri Nov 27 09:12:44 2026" in standing.waits) is bool(place)
+    (without,) = stacks.take({pid: Owner("engine", "0")}, "vllm serve m")
+    assert without.problem and not without.frames

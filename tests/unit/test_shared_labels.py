@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
+from support.sampling import some
 
 from diag.core.incident import Incident, Severity
 from diag.diagnosis.diagnose import Diagnosis, State
@@ -148,7 +149,8 @@ def test_servers_are_not_called_healthy_if_something_could_not_be_judged() -> No
 @pytest.mark.slow
 def test_random_labels_give_almost_never_a_report() -> None:
     wrong = 0
-    for seed in range(1000):
+    seeds = some(range(1000), 250)
+    for seed in seeds:
         draw = random.Random(seed)
         total, ill = draw.choice([(12, 4), (40, 5), (100, 40), (200, 6)])
         properties = {
@@ -158,7 +160,7 @@ def test_random_labels_give_almost_never_a_report() -> None:
             for at in range(30)
         }
         wrong += bool(shared_labels([group(ill, total - ill)], properties))
-    assert wrong <= 3
+    assert wrong <= 0.003 * len(seeds)
 
 
 def test_random_partitions_that_match_in_size_are_reported_at_most_once_in_a_hundred() -> None:

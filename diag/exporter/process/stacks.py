@@ -1,9 +1,10 @@
-"""The stack of a process of vLLM: py-spy's dump of its Python frames (the only caller of py-spy), or the kernel's view.
+"""The stack of a process of vLLM: by py-spy (here is its only caller), by vLLM's watchdog, or the kernel's view.
 
 The memory of a process is read while it runs (--nonblocking): to stop it would take seconds on a host whose CPUs are
 busy, and fails in a process that is stopped already. A stack that changes meanwhile may be refused, and is read again.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,15 @@ from diag.core.files import parse_json
 from diag.exporter.process.kernel import read_file
 from diag.exporter.process.server import Owner
 from diag.exporter.process.table import halted_state
+from diag.vllm.command.parse import parse
 
 TIMEOUT = 10.0
 """Seconds that one dump may take."""
 MOST_FRAMES, ATTEMPTS = 200, 3
 INSTALL = "pip install 'diag[stacks]'"
+MOST_DUMPED = 1_000_000
+"""Bytes of a dump file of vLLM's watchdog that are read, from its end."""
+DUMPED = re.compile(r"^>>> Call stack dump #\d+ at (?P<at>.{10,40}?) due to feed timeout$", re.MULTILINE)
 
 
 class StackFrame(NamedTuple):
@@ -43,7 +48,7 @@ class ProcessStack:
 
     `halted` is the kernel's state if the process does not run, "" if it does. `holder` names another thread that holds
     the lock of the Python interpreter. `kernel` is the kernel's function or system call, if it may be read; `problem`
-    why there are no frames.
+    why there are no frames. If vLLM's watchdog dumped them, `dumped` is when: "Fri Nov 27 09:12:44 2026".
     """
 
     pid: int
@@ -53,13 +58,40 @@ class ProcessStack:
     holder: str = ""
     kernel: str = ""
     problem: str = ""
+    dumped: str = ""
 
 
-def take(owners: Mapping[int, Owner]) -> list[ProcessStack]:
-    """Return the stacks of these processes, one after the other; those that have ended meanwhile are left out."""
+def take(owners: Mapping[int, Owner], launch: str = "") -> list[ProcessStack]:
+    """Return the stacks of these processes, one after the other; those that have ended meanwhile are left out.
+
+    Of processes that py-spy does not read, the dumps count that vLLM's watchdog wrote to the folder of the `launch`.
+    """
+    folder = str(parse(launch).keys("--watchdog-config").get("dump_dir", "")) if "--watchdog-config" in launch else ""
     beside = Path(sys.executable).parent / "py-spy"  # the virtual environment of diag may not be activated
     program = str(beside) if beside.exists() else shutil.which("py-spy")
-    return [_stack(pid, owner, program) for pid, owner in owners.items() if Path(f"/proc/{pid}").exists()]
+    stacks = [_stack(pid, owner, program) for pid, owner in owners.items() if Path(f"/proc/{pid}").exists()]
+    return [_of_watchdog(stack, folder) if folder and not stack.frames else stack for stack in stacks]
+
+
+def frames_of_dump(text: str) -> tuple[StackFrame, ...]:
+    """Return the frames of the main thread in a dump of Python's faulthandler, which writes that thread last."""
+    thread = re.split(r"^(?:Current thread|Thread) 0x\w+[^\n]*\n", text, flags=re.MULTILINE)[1:][-1:]
+    calls = re.findall(r'^  File "([^"\n]+)", line (\d{1,7}) in (\S+)', "".join(thread), re.MULTILINE)
+    return tuple(StackFrame(function, file, int(line)) for file, line, function in calls[:MOST_FRAMES])
+
+
+def _of_watchdog(stack: ProcessStack, folder: str) -> ProcessStack:
+    """Return the stack as vLLM's watchdog last dumped it, if it did, with the names that the server's container has."""
+    inside = re.search(r"^NSpid:.*?(\d+)$", read_file(f"/proc/{stack.pid}/status"), re.MULTILINE)
+    top = Path(f"/proc/{stack.pid}") / ("root" if folder.startswith("/") else "cwd") / folder.lstrip("/")
+    with suppress(OSError):
+        for file in top.glob(f"VLLM_STACK_DUMP_for_*_{inside[1] if inside else stack.pid}.log"):
+            with file.open("rb") as opened:
+                opened.seek(max(file.stat().st_size - MOST_DUMPED, 0))
+                text = opened.read(MOST_DUMPED).decode(errors="replace")
+            for dump in list(DUMPED.finditer(text))[-1:]:
+                return replace(stack, frames=frames_of_dump(text[dump.end() :]), problem="", dumped=dump["at"])
+    return stack
 
 
 def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:

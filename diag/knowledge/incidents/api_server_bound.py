@@ -54,7 +54,7 @@ incident = Incident(
             "its own.",
             effect="latency outside the engine falls to a few percent of the end-to-end latency; GPU utilisation rises",
             risk="process_* metrics disappear from /metrics and the periodic statistics line from the log; "
-            "vllm:lora_requests_info is no longer correct",
+            "the metric of LoRA requests is no longer correct",
             rollback="remove the flag",
             why=documented("scale out the API server where the CPU is the bottleneck", SCALE_OUT),
         ),

@@ -31,7 +31,8 @@ incident = Incident(
     fixes=(
         Fix.without_restart(
             change="Look at the status of these answers in the access log: 400 is a prompt that is too long or a "
-            "parameter or schema that is invalid, 401 a wrong API key, 404 a model or an adapter that is not served.",
+            "parameter or schema that is invalid, 401 a wrong API key, 404 a model or an adapter that is not served, "
+            "413 a body above VLLM_HTTP_MAX_REQUEST_BODY_SIZE of the Rust frontend.",
             command='grep -oE \'"POST [^"]*" 4[0-9][0-9]\' {log} | sort | uniq -c | sort -rn',
             effect="the kind of client error is known",
             why=judged("the metric groups all client errors as 4xx; the access log has the status"),

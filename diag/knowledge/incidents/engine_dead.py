@@ -57,7 +57,7 @@ incident = Incident(
             ),
         ),
         LookAlike("engine_stalled", distinguish="/metrics keeps answering, and the engine process is there."),
-        LookAlike("a sleeping engine", distinguish="/metrics answers, and vllm:engine_sleep_state shows the sleep."),
+        LookAlike("a sleeping engine", distinguish="/metrics answers, and shows the sleep state."),
         LookAlike("startup_failed", distinguish="The server has not answered since it was started last."),
     ),
     crash=signals.crashed_lately.at_least(1, judged("a server that was restarted on purpose did not crash before")),

@@ -52,7 +52,7 @@ incident = Incident(
         Fix(
             change="Remove the CPU limit of the container (keep the request), or raise it to at least one core for "
             "each of vLLM's processes: the API server, each engine and each worker.",
-            effect="diag_host_cpu_throttled_seconds_total stops growing; inter-token latency falls to its usual value",
+            effect="the container is no longer throttled; inter-token latency falls to its usual value",
             only_if=(signals.cpu_throttled.above(0, judged("without throttling, the CPU limit is not the cause")),),
             why=documented("2 + N cores for N GPUs at least", CPU_RESOURCES),
         ),

@@ -50,7 +50,7 @@ incident = Incident(
         LookAlike(
             "page cache",
             distinguish="Reading weights and writing logs fill the page cache up to any limit. It is not counted here: "
-            "memory.current grows, and diag_host_memory_used_bytes does not.",
+            "memory.current of the cgroup grows, and its memory without page cache does not.",
         ),
         LookAlike(
             "a large but steady use",

@@ -48,6 +48,7 @@ incident = Incident(
     ),
     supports=(
         signals.kv_cache_usage_median.above(0.8, measured("median usage is 84-95 % in a cascade", "kv_cascade_base")),
+        signals.preempted_again.above(0.02, measured("34 % of the requests, 0 % without a cascade", "kv_cascade")),
         signals.stream_pauses_per_request.above(
             0.01, measured("0.01-0.14 while preempted requests are recomputed", "kv_cascade")
         ),

@@ -32,6 +32,7 @@ incident = Incident(
         signals.prefix_cache_hit_rate.at_least(
             0.1, judged("prompts share prefixes while they are on the GPU, so some could be found outside")
         ),
+        signals.dropped_stores.above(0.05, judged("what is left out cannot be found; its reasons name the setting")),
     ),
     looks_like=(
         LookAlike(

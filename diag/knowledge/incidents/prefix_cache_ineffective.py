@@ -56,7 +56,7 @@ incident = Incident(
             "prompts that share nothing",
             distinguish="Counters of hits cannot tell them from a hybrid model that stores the Mamba state of a prompt "
             "behind the part that prompts share (vLLM before 0.23, or with a draft model). Send a prompt of two blocks "
-            "twice, 2 s apart: vllm:prefix_cache_hits_total grows by a block if the cache works. Then send two prompts "
+            "twice, 2 s apart: the counter of cache hits grows by a block if the cache works. Then send two prompts "
             "that share only the first block.",
         ),
     ),

@@ -43,7 +43,7 @@ incident = Incident(
         LookAlike(
             "load that is shed",
             distinguish="With --max-num-queued-reqs a full queue answers with HTTP 503 on purpose; from vLLM 0.32 on, "
-            "vllm:admission_rejections_total counts these answers, and they are subtracted.",
+            "a counter of refused requests has these answers, and they are subtracted.",
         ),
         LookAlike("requests_aborted", distinguish="vLLM counts a request that its client gave up as 2xx, not as 5xx."),
     ),

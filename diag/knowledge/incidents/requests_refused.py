@@ -1,8 +1,9 @@
 """Every request for inference is refused with HTTP 4xx: a wrong key, a wrong model name, a limit that none keeps."""
 
 from diag import signals
-from diag.incident import Fix, Incident, LookAlike, judged, measured
+from diag.incident import Fix, Incident, LookAlike, documented, judged, measured
 
+ENVS = "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/envs.py"
 KEYS = signals.unauthorized_answers.at_least(
     1, judged("vLLM answers 401 to a missing or wrong API key, a proxy 401 or 403")
 )
@@ -12,6 +13,7 @@ NAMES = signals.not_found_answers.at_least(
 LIMITS = signals.invalid_answers.at_least(
     1, judged("vLLM answers 400 to a prompt beyond the context or an invalid parameter")
 )
+BODIES = signals.too_large_answers.at_least(1, documented("vLLM's Rust frontend answers 413 to a large body", ENVS))
 SERVED_BEFORE = signals.successes_before_refusals.at_least(
     20, judged("more than the trial requests after a start: successes were normal, and now no user is served")
 )
@@ -39,6 +41,7 @@ incident = Incident(
         KEYS,
         NAMES,
         LIMITS,
+        BODIES,
         signals.names_asked_in_vain.at_least(1, judged("the log shows the names")),
     ),
     escalates=SERVED_BEFORE,
@@ -76,6 +79,15 @@ incident = Incident(
             effect="requests succeed",
             only_if=(LIMITS,),
             why=judged("vLLM states the limit and the length in the answer"),
+        ),
+        Fix(
+            change="Raise VLLM_HTTP_MAX_REQUEST_BODY_SIZE (bytes; 32 MiB if not set, 0: no limit), or have clients "
+            "send images and audio by URL or smaller.",
+            effect="requests with large contents succeed",
+            risk="each body is held in host memory",
+            rollback="unset the variable",
+            only_if=(BODIES,),
+            why=documented("only the Rust frontend (VLLM_USE_RUST_FRONTEND=1) has the limit, from 0.33 on", ENVS),
         ),
         Fix.without_restart(
             change="Look at the status of these answers, in the access log or by sending one of the requests again "

@@ -20,7 +20,9 @@ incident = Incident(
     impact="all requests in flight at the crash failed, and it may happen again",
     symptoms=(
         signals.crashed_lately.at_least(1, judged("what ended the server once within 15 minutes may end it again")),
-        signals.started_since_crash.at_least(1, judged("a server that nothing has started again is dead: engine_dead")),
+        signals.started_since_crash.at_least(
+            1, judged("a server that nothing has started again is dead, which is another incident")
+        ),
     ),
     escalates=signals.crashes_or_down.at_least(
         1, judged("a second crash is no chance; a server that starts serves nobody")

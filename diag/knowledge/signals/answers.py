@@ -153,6 +153,7 @@ PARTS = parts(
     unauthorized_in_log: answers = {_logged("401|403")} and $refused_in_log
     not_found_in_log: answers = {_logged("404")} and $refused_in_log
     invalid_in_log: answers = {_logged("400|413|422")} and $refused_in_log
+    too_large_in_log: answers = {_logged("413")} and $refused_in_log
     # vLLM's HTTP server exports this histogram from its start on: it answered nothing where it is 0
     http_is_counted: answers = 0 * sum by ($by) (last_over_time(http_request_duration_highr_seconds_count[$window]))
     refused_over_http: answers = sum by ($by) ($refused_answers_by_route) or 0 * $served_answers
@@ -328,6 +329,12 @@ not_found_answers = signal(
 invalid_answers = signal(
     "answers 400, 413 and 422 in the log: answers = $invalid_in_log",
     "requests with invalid or too long contents (HTTP 400, 413, 422): {value}",
+    window_scaling="peak",
+    needs="the access log",
+)
+too_large_answers = signal(
+    "answers 413 in the log: answers = $too_large_in_log",
+    "requests whose body is too large (HTTP 413): {value}",
     window_scaling="peak",
     needs="the access log",
 )

@@ -22,6 +22,12 @@ ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
 MOST_LISTED = 8
 """Adapters of a set that are read."""
 GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{events.GRAMMAR_FAILED}|{events.GRAMMAR_REJECTED}"}}'
+TOOL_PARSES = "vllm:tool_call_parser_invocations_total"
+CHAT = 'outcome="no_tool_call",request_type!="responses"'
+"""The Responses API has the parser search answers of requests without tools as well."""
+TOOL_ERRORS = f'diag_vllm_log_events_total{{event="{events.TOOL_PARSER_FAILED}"}}'
+ENOUGH_SEARCHED = 100
+"""Answers among which a model that calls tools at all has called one."""
 RECENTLY = 300
 """Seconds for which a lost item counts: the caches disagree about it until the engine starts again."""
 FULL_CORE = 0.9
@@ -70,6 +76,14 @@ PARTS = parts(
     deferred_for_no_transfer: requests = $deferred_mean > 0 unless $external_cache_queries > 0
     # -- structured output
     grammar_errors: lines = sum by ($by) (increase({GRAMMAR_EVENTS}[$window]))
+    # -- tool calls: one count for each answer that the parser has searched, but for each delta of a stream
+    tool_calls_found: calls = sum by ($by) (last_over_time({TOOL_PARSES}{{outcome="tool_call"}}[$window]))
+    tokens_since_start: tokens = sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))
+    answers_since_start: answers = sum by ($by) (last_over_time(vllm:request_success_total[$window]))
+    answers_without_tool_call: answers =
+        sum by ($by) (last_over_time({TOOL_PARSES}{{mode="non_streaming",{CHAT}}}[$window]))
+        + sum by ($by) (last_over_time({TOOL_PARSES}{{mode="streaming",{CHAT}}}[$window]))
+          / clamp_min($tokens_since_start / ($answers_since_start > 0), 1)
     # -- API servers
     api_server_process_cores: cores = rate(diag_vllm_process_cpu_seconds_total{{role="api_server"}}[$window])
     own_process_cores: cores = rate(process_cpu_seconds_total[$window])
@@ -243,6 +257,25 @@ grammar_errors_per_request = signal(
     "{value} lines of the log about a grammar for every finished request",
     culprit_promql=f"increase({GRAMMAR_EVENTS}[$window]) >= 1",
     culprit_label="{event}",
+)
+
+# -- tool calls --------------------------------------------------------------------------------------------------------
+
+tool_calls_found = signal(
+    "tool calls found since the start: calls = $tool_calls_found",
+    "since the start, the tool-call parser has found {value} calls",
+    context=True,
+)
+answers_without_tool_call = signal(
+    # before 0.24 and without --tool-call-parser there is no counter, and no answer is searched that it would count
+    "answers searched for tool calls in vain since the start: answers ="
+    " $answers_without_tool_call or 0 * $requests_running_peak",
+    "since the start, the tool-call parser has searched about {value} answers and found no call in them",
+)
+tool_parser_errors = signal(
+    "errors of the tool-call parser / finished request: ratio ="
+    f" sum by ($by) (increase({TOOL_ERRORS}[$window])) / ($finished_requests >= 3)",
+    "{value} errors of the tool-call parser for every finished request",
 )
 
 # -- API servers ------------------------------------------------------------------------------------------------------

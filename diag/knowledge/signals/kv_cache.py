@@ -6,6 +6,8 @@ With one, failures are known where the connector exports them (NIXL from 0.11.1 
 followed; LMCache and others have metrics of their own that a page may not show.
 """
 
+from collections.abc import Iterable
+
 from diag.core.incident import reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
 from diag.knowledge.signals.expressions import (
@@ -14,18 +16,57 @@ from diag.knowledge.signals.expressions import (
     PREFIX_CACHE_QUERIES,
     any_of,
     cache_config_has,
+    labelled,
     parts,
     renamed,
     signal,
     times_the_capacity,
     usage,
+    within,
 )
 from diag.knowledge.signals.load import ENOUGH
 
 KV_ERRORS = f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'
 KV_FETCHES = 'vllm:num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}'
+OFFLOADING = "|".join(
+    f"{name}_total"
+    for name in (
+        "kv_offload_store_bytes",
+        "simple_kv_offload_save_outcomes",
+        "mooncake_store_operation_keys",
+        "umbp_transfer_submitted",
+        "hf3fs_num_failed_save",
+    )
+)
+"""Counters that a page has if its connector offloads KV blocks."""
 FEW = 2.5
 """Failures; fewer than three are no rate. `increase` extrapolates, so a count is not a whole number."""
+FAILED_OFFLOADS = {
+    what: f"sum by ($by) (increase(vllm:{name}_total[$window]))"
+    for what, name in {
+        "promotion of a tier": "kv_offload_tiering_promotion_job_failures",
+        "cascade of a tier": "kv_offload_tiering_cascade_job_failures",
+        "HF3FS load": "hf3fs_num_failed_load",
+        "HF3FS save": "hf3fs_num_failed_save",
+    }.items()
+}
+"""Jobs of offloading that fail; vLLM has no counter of jobs that succeed."""
+NO_ROOM = (
+    "kv_offload_allocation_failure_total",
+    "kv_offload_tiering_promotion_allocation_failures_total",
+    'simple_kv_offload_save_outcomes_total{outcome="dropped_cpu_full"}',
+)
+BY_DESIGN = ("kv_offload_tiering_backpressure_stores_dropped_total", "kv_offload_stores_skipped_total")
+"""Stores that vLLM leaves out: for lack of room, or as its settings have it. Neither is a failure."""
+DROPPED_STORES = {"no room in host memory": "$stores_without_room", "a slow tier, or not reused": "$stores_held_back"}
+
+
+def _increases(names: Iterable[str]) -> str:
+    """Return the sum of the increases of those counters that a page has."""
+    series = {str(at): f"increase(vllm:{name}[$window])" for at, name in enumerate(names)}
+    return f"sum by ($by) ({labelled('of', series)})"
+
+
 LARGEST_KERNEL_BLOCK = 256
 """Tokens of the largest KV block that an attention backend asks for; a hybrid model's is larger (528, 1,056, 3,584)."""
 FINE = 64
@@ -109,6 +150,21 @@ PARTS = parts(
             or increase(vllm:simple_kv_offload_save_outcomes_total{{outcome="stored"}}[$window])
             or increase(vllm:mooncake_store_operation_bytes_total{{operation="save_put"}}[$window])
             or increase(lmcache:num_stored_tokens_total[$window])) > bool 0)
+    # Series by tier and operation begin with the first failure: a page with others of the connector has none. Fewer
+    # than three are no rate.
+    offloads: series = count by ($by) (last_over_time({{__name__=~"vllm:({OFFLOADING})"}}[$window]))
+    failed_offload_jobs: jobs = sum by ($by) ({labelled("offload", {**FAILED_OFFLOADS, "none": "0 * $offloads"})})
+    failed_job_share: share =
+        ($failed_offload_jobs >= {FEW}) / ($failed_offload_jobs + $finished_requests) or 0 * ($failed_offload_jobs == 0)
+    failed_mooncake_keys: keys =
+        sum by ($by) (increase(vllm:mooncake_store_operation_failed_keys_total[$window])) >= {FEW}
+    failed_umbp_objects: objects = sum by ($by) (increase(vllm:umbp_transfer_failed_total[$window])) >= {FEW}
+    failed_key_share: share =
+        $failed_mooncake_keys / sum by ($by) (increase(vllm:mooncake_store_operation_keys_total[$window]))
+        or $failed_umbp_objects / sum by ($by) (increase(vllm:umbp_transfer_submitted_total[$window]))
+    stores_without_room: stores = {_increases(NO_ROOM)}
+    stores_held_back: stores = {_increases(BY_DESIGN)}
+    dropped_stores: stores = sum by ($by) ({labelled("reason", DROPPED_STORES)})
     # tokens that fill the GPU's own cache twice; if its size is unknown, those that fill a large one
     kv_cache_turnover: tokens = 2 * $config_kv_cache_size_tokens or 2000000 + 0 * $external_cache_queries by (instance)
     """,
@@ -147,6 +203,14 @@ preemptions_per_request = signal(
     f" and ($preemptions <= 0 or $preemptions >= 3 or $finished_requests >= {ENOUGH})",
     "{value} preemptions per finished request",
     needs=f"3 preemptions or {ENOUGH} finished requests",
+)
+preempted_again = signal(
+    # the lowest edge is 1: requests that were preempted once cannot be told from those that never were
+    "requests preempted more than once: share ="
+    f" 1 - {within('1', ('vllm:request_num_preemptions',))}"
+    " / (sum by ($by) (increase(vllm:request_num_preemptions_count[$window])) >= 3)",
+    "{value} of the finished requests were preempted, and recomputed, more than once",
+    needs="vLLM 0.30 and 3 finished requests",
 )
 PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 PREEMPTION_RATES = reported("0.08 in a healthy run, 2.4 in a cascade, 0.42 once it was fixed", PR_44594)
@@ -267,6 +331,23 @@ read_after_expiry = signal(
 kv_blocks_stored = signal(
     "KV blocks are stored: bool = $kv_blocks_stored or $no_kv_connector",
     "KV blocks are stored outside the GPU: {value}",
+)
+failed_offloads = signal(
+    "KV offload operations that fail / operations and requests: share = "
+    + any_of(jobs="$failed_job_share", keys="$failed_key_share")
+    + " or $no_kv_connector or 0 * $nixl_transfers or 0 * $mooncake_transfers",
+    "operations of KV offloading fail: {value} of them",
+    culprit_promql=" or ".join(
+        (f"({labelled('offload', FAILED_OFFLOADS)}) >= {FEW}", "$failed_mooncake_keys", "$failed_umbp_objects")
+    ),
+    culprit_label="{offload}",
+)
+dropped_stores = signal(
+    "stores to the offloaded KV cache left out / finished request: ratio ="
+    f" $dropped_stores / ($finished_requests >= {FEW})",
+    "stores that vLLM left out for every finished request: {value}",
+    culprit_promql=f"({labelled('reason', DROPPED_STORES)}) >= {FEW}",
+    culprit_label="{reason}",
 )
 external_hit_rate = signal(
     # a prefix is looked for outside only once the GPU's own cache has evicted it, so that has to be filled twice first

@@ -239,7 +239,7 @@ kv_cache_usage_now = signal(
 )
 kv_cache_growth = signal(
     "KV cache growth / chance: ratio = $kv_cache_usage_rise / sqrt(clamp_min($kv_cache_usage_by_chance, 0.0001))",
-    "KV cache usage rises by {value} times what requests that come and go at random explain",
+    "rise of the KV cache usage / what requests that come and go at random explain: {value}",
 )
 time_until_full = signal(
     "time until the KV cache is full: seconds = clamp_min(1 - $kv_cache_usage_now, 0) / ($kv_cache_usage_slope > 0)",

@@ -10,7 +10,7 @@ from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import ANY_MEMBER, USUAL_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.gpu import as_of_first_node
-from diag.knowledge.signals.log import lately
+from diag.knowledge.signals.log import lately, since_start
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
@@ -106,8 +106,8 @@ PARTS = parts(
         or 0 * (count by ($by) ($worker_cores_of_server) >= $world_size)
     ranks_busy_waiting: ranks =
         count by ($by) ($gpus_busy_waiting) or 0 * (count by ($by) ($gpus_known_to_wait_or_not) >= $world_size)
-    # vLLM repeats the line every 60 s
-    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)}
+    # vLLM repeats the line every 60 s; at a start it tells of ranks that compile
+    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)} * {since_start(SHM_BROADCAST_WAIT)}
     named_still_worker =
         label_join(label_replace(label_replace(($worker_cores_of_server < {STILL})
               and on (instance) (max by (instance) ($worker_cores_of_server) > {SPINS}), "one", "rank $$1", "rank",
@@ -137,7 +137,7 @@ load_of_peers = signal(
     + _beside_peers(
         "$load_of_model", "/", "clamp_min($load_of_model_of_the_other, 1)", "clamp_min($median_load_of_peers, 1)"
     ),
-    "it holds {value} times as many requests as the median of its peers",
+    "its requests / the median of its peers: {value}",
 )
 load_beyond_peers = signal(
     "requests above the median of its peers: requests = "
@@ -176,7 +176,7 @@ tokens_of_peers = signal(
         "clamp_min($output_tokens_of_model_of_the_other, 1)",
         f"clamp_min(quantile {PEERS} (0.5, $output_tokens_of_model), 1)",
     ),
-    "it generates {value} times as many tokens as the median of its peers",
+    "its generated tokens / the median of its peers: {value}",
     context=True,
     group=USUAL_MEMBER,
 )

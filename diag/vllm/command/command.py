@@ -17,7 +17,9 @@ from diag.vllm.flags.registry import Option, known, release, understood
 
 NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
-_SERVER = re.compile(r"(?:\w*vllm\.)?vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)")
+_SERVER = re.compile(
+    r"(?:\w*vllm\.)?vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)|dynamo\.vllm"
+)
 
 
 class Given(NamedTuple):

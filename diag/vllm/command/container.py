@@ -9,6 +9,7 @@ from diag.vllm.command.shell import default
 
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+_OTHER_CHIPS = {"aws.amazon.com/neuroncore", "aws.amazon.com/neuron", "google.com/tpu"}
 _GRACE_SECONDS = 30.0
 """The default of Kubernetes for terminationGracePeriodSeconds."""
 _PERIOD, _FAILURES = 10.0, 3.0
@@ -95,7 +96,7 @@ def read_pod(
         checks={f"{name} probe": probe for name, probe in probes.items() if probe},
         grace=grace if grace is not None else (_GRACE_SECONDS if is_whole else None),
         pre_stop=_number(inner(hook, "sleep").get("seconds")) or (float(slept[1]) if slept else 0),
-        shared_memory=bool(spec.get("hostIPC")) or _SHM in mounts,
+        shared_memory=None if _OTHER_CHIPS & limits.keys() else bool(spec.get("hostIPC")) or _SHM in mounts,
         gpus=int(gpus) if gpus is not None else None,
         gpus_by=by,
         memory=quantity(limits.get("memory")),
@@ -113,13 +114,20 @@ _INTERVAL, _RETRIES = 30.0, 3.0
 """The defaults of Docker for a health check's interval and retries."""
 
 
+def run_place(words: Sequence[str], start: int = 0) -> int | None:
+    """Return the place of `run`, or of `create` behind docker, from `start` on; None if there is neither."""
+    creates = {
+        at for at in range(1, len(words)) if words[at] == "create" and PurePosixPath(words[at - 1]).name in _RUNS
+    }
+    return next((at for at in range(start, len(words)) if words[at] == "run" or at in creates), None)
+
+
 def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "docker run") -> Container | None:
     """Read the options of `docker run` before the image; None for other commands.
 
     An option with a variable in it is unknown.
     """
-    names = [PurePosixPath(word).name for word in words]
-    if "run" not in words or not any(name in _RUNS for name in names):
+    if not any(PurePosixPath(word).name in _RUNS for word in words) or run_place(words) is None:
         return None
     options: dict[str, list[str]] = {}
     for word, following in zip(words, (*words[1:], ""), strict=True):

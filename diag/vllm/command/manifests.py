@@ -17,12 +17,14 @@ _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
-_SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.")
+_SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
-    r"^[ \t]*(?:exec[ \t]+|\w+=\S+[ \t]+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]", re.MULTILINE
+    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*(?:exec[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|\S+)[ \t]+)*"
+    r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]",
+    re.MULTILINE,
 )
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
@@ -32,6 +34,16 @@ _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
 _KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
 _OF_KSERVE = frozenset[str](NOTATIONS["kserve_own"])
+
+
+_NAMES: Mapping[str, Callable[[str], object]] = {
+    "image": re.compile(r"(?:\w+_)?image_?(?:uri|url|name)", re.IGNORECASE).fullmatch,
+    "args": re.compile(
+        r"(?:\w+_)?(?:(?:command|container)_args|args|arguments|docker_?(?:args|start_?cmd))", re.IGNORECASE
+    ).fullmatch,
+    "env": re.compile(r"(?:\w+_)?env(?:ironment)?(?:_?var(?:iable)?s)?", re.IGNORECASE).fullmatch,
+}
+"""How services call the parts of a container: imageUri and args, recipe_image_uri and recipe_container_command_args."""
 
 
 class Writing(NamedTuple):
@@ -102,8 +114,11 @@ def article(name: str) -> str:
 
 
 class _Reader(NamedTuple):
+    """`image` is that of the chart around containers which name none."""
+
     metrics: Sequence[str]
     version: str
+    image: str = ""
 
     def document(self, document: Any) -> Iterator[Writing]:
         if not isinstance(document, dict):
@@ -134,7 +149,9 @@ class _Reader(NamedTuple):
                         yield writing._replace(place=str(service))
                 return
             name = f"{article(kind)}'s container" if kind else "a container of Helm values"
-            yield from self.nested(document, "", name, {})
+            chart = {} if kind else inner(document, "image")
+            reader = self._replace(image=_image(chart)) if chart.get("tag") else self
+            yield from reader.nested(document, "", name, {})
 
     def nested(self, node: Any, under: str, name: str, spec: Mapping[str, Any]) -> Iterator[Writing]:
         """Yield the containers under a node: `under` is its key, `spec` the pod's spec around it."""
@@ -142,8 +159,12 @@ class _Reader(NamedTuple):
             for child in node:
                 yield from self.nested(child, under, name, spec)
         if isinstance(node, dict):
-            if under not in ("initContainers", "exec"):
-                yield from self.container(node, name, spec, is_pod=under == "containers")
+            is_sidecar = under == "initContainers" and node.get("restartPolicy") == "Always"
+            if is_sidecar or under not in ("initContainers", "exec"):
+                is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
+                is_pod = under in ("containers", "mainContainer", "initContainers")
+                yield from self.container(node, name, spec, is_pod=is_pod, is_whole=not is_dynamo)
+            name += ", multi-node" * ("multinode" in node)
             for key, child in node.items():
                 yield from self.nested(child, str(key), name, node if key == "containers" else spec)
 
@@ -151,6 +172,17 @@ class _Reader(NamedTuple):
         self, node: Mapping[str, Any], name: str, spec: Mapping[str, Any], *, is_pod: bool, is_whole: bool = True
     ) -> Iterator[Writing]:
         """Yield a `docker run` of a container that mentions vLLM."""
+        called = {name: key for key in node for name, able in _NAMES.items() if isinstance(key, str) and able(key)}
+        if "args" in called and ("image" in called or "arguments" in node):  # of a service's API
+            node = {**node, **{name: node[key] for name, key in called.items()}}
+            is_pod, is_whole = True, False
+        if (
+            self.image
+            and "image" not in node
+            and "repository" not in node
+            and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))]))
+        ):
+            node, is_pod, is_whole = {**node, "image": self.image}, True, False
         image = node.get("image")
         if isinstance(image, dict):  # of Helm values
             node = {**node, **{key: image[key] for key in ("command", "args", "env") if key in image}}
@@ -171,8 +203,8 @@ class _Reader(NamedTuple):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             return  # what this image starts is unknown
-        elif not program and not words and "Ray" in name:
-            return  # the operator says it
+        elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
+            return  # the operator says it, or Python is the image's entry point
         elif "vllm" in (vllm_image or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
             words = _referenced(words, environment)
@@ -450,7 +482,7 @@ def _variables(node: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     options, environment = list[str](), dict[str, str]()
     for entry in entries if isinstance(entries, list) else ():
         by_name = isinstance(entry, dict) and "value" in entry
-        pair = f"{entry.get('name')}={entry['value']}" if by_name else entry
+        pair = f"{entry.get('name', entry.get('key'))}={entry['value']}" if by_name else entry
         if isinstance(pair, str) and "=" in pair:
             options += ["-e", pair]
             key, _, value = pair.partition("=")

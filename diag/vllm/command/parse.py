@@ -14,7 +14,7 @@ from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
-from diag.vllm.command.container import Container, read_run
+from diag.vllm.command.container import Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import Bare, Statement, default, here_documents, statements
@@ -51,7 +51,8 @@ def image(words: Sequence[str]) -> Image:
     words = [default(word) for word in words]
     able = (at for at, word in enumerate(words) if _CONTAINERS.fullmatch(Path(word).name) or word.startswith("$"))
     program = next(able, len(words))
-    start = (words.index("run", program) if "run" in words[program:] else len(words)) + 1
+    ran = run_place(words, program)
+    start = (len(words) if ran is None else ran) + 1
     by_option = any(word.partition("=")[0] == "--image" for word in words[start:])
     for at in range(start, len(words)):
         before, named = words[at - 1], words[at].removeprefix("--image=")
@@ -96,11 +97,13 @@ _MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
-_SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.")
+_SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_BY_NAME = re.compile(r"(?<=vllm==)\$?\{+(\w{1,60})\}+|(?<=vllm-openai:v)\$?\{+(\w{1,60})\}+")
+"""The name of a variable that holds the release."""
 _TAGGED = re.compile(
-    r"vllm(?:-(?:openai|omni|cpu|gpu|xpu|rocm)[\w-]*)?:(?:v|[a-z]+-v)?(\d+\.\d+\.\d+(?:\.post\d+)?)(?![\w.]*\d)"
+    r"vllm(?:-(?:openai|omni|cpu|gpu|xpu|rocm)[\w-]*)?:(?:v|[a-z]+-v)?(\d+(?:\.\d+){2,3}(?:\.post\d+)?)(?![\w.]*\d)"
     r"|:[\w.-]*vllm[_-]?v?(\d+\.\d+\.\d+)|/[\w.-]*-vllm[_-]?v?(\d+\.\d+\.\d+)[\w.-]*:",
 )
 """vLLM's version in the name of an image anywhere in a text."""
@@ -110,6 +113,8 @@ _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ 
 _JOB_GPUS = re.compile(r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})\s*$", re.MULTILINE)
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _MOST_BRANCHES = 8
+_WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
+"""Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
@@ -202,8 +207,13 @@ def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[
 
 def _is_flag(key: object, value: object) -> bool:
     """Return True for a key and a value that a --config file may have."""
+    name = str(key).replace("_", "-").removeprefix("no-")
     option = understood(f"--{key}") if key != "config" else None
-    return option is not None and (not isinstance(value, dict) or option.flag.value in ("json", "object"))
+    return (
+        option is not None
+        and option.flag.name == f"--{name}"
+        and (not isinstance(value, dict) or option.flag.value in ("json", "object"))
+    )
 
 
 def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> tuple[Command, ...]:
@@ -213,6 +223,8 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     """
     if suffix == ".md":
         return _from_guide(text, version)
+    if suffix in _WINDOWS.values():
+        text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", text)
     refused: BadUsage | None = None
     try:
         launches = writings(text, suffix, version)
@@ -240,15 +252,15 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
     commands: list[Command] = []
     blocks = [(block.start(3), block[2].lower(), block[3]) for block in _BLOCK.finditer(text)]
     blocks += [(block.start(1), "", block[1]) for block in _INLINE.finditer(text)]
-    _, beside = _named(text)
+    pinned, beside = _named(text)
     for start, language, block in sorted(blocks):
         before = text.count("\n", 0, start)
-        suffix = {"python": ".py", "py": ".py", "json": ".json"}.get(language, "")
+        suffix = {"python": ".py", "py": ".py", "json": ".json", **_WINDOWS}.get(language, "")
         with suppress(BadUsage):
             started = parse_all(textwrap.dedent(block), version, None, suffix)
             # flags alone explain a command
             started = tuple(each for each in started if each.arguments or each.writing)
-            commands += [each._replace(line=before + max(1, each.line), beside=beside) for each in started]
+            commands += [each._replace(line=before + max(1, each.line), beside=beside or pinned) for each in started]
     if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
     return tuple(commands[:_MOST_SERVERS])
@@ -297,8 +309,19 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
+    for name in {"".join(names) for names in _BY_NAME.findall(text)} if text.count("vllm") < _MOST_WORDS else ():
+        value = re.search(
+            rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?v?(\d+\.\d+\.\d+)\b", text, re.MULTILINE
+        )
+        if value:
+            text = _BY_NAME.sub(
+                lambda hole, name=name, value=value: value[1] if name in hole.groups() else hole[0], text
+            )
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
-    pinned, beside = (found.pop() if len(found) == 1 else "" for found in ({*_PINNED.findall(text)}, images))
+    wheels = {*_PINNED.findall(text)}
+    if images and wheels and images != wheels:
+        return "", ""  # several servers, or a step between releases
+    pinned, beside = (found.pop() if len(found) == 1 else "" for found in (wheels, images))
     return pinned, beside
 
 
@@ -452,7 +475,8 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
 
 
 def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
-    if "run" not in words or not any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words):
+    able = any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words)
+    if not able or run_place(words) is None:
         return Image()
     return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
 

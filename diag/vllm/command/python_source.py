@@ -15,6 +15,7 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
+from diag.vllm.flags.registry import known
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
@@ -124,6 +125,12 @@ class _Source:
             and _names(node.targets[0].value) == ("os", "environ")
         }
         self._read_additions(nodes)
+        self._imports_vllm = any(
+            (getattr(node, "module", None) or alias.name).startswith("vllm")
+            for node in nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        )
         self._foreign = {
             alias.asname or alias.name
             for node in nodes
@@ -162,7 +169,10 @@ class _Source:
         writings: list[tuple[int, Writing]] = []
         for call in self._calls:
             root, last = _names(call.func)
-            is_vllm = not any(keyword.arg == "server_cls" for keyword in call.keywords)  # of Ray's LLMConfig
+            keywords = {keyword.arg for keyword in call.keywords if keyword.arg}
+            is_vllm = "server_cls" not in keywords  # of Ray's LLMConfig
+            if last == "LLM" and not self._imports_vllm:  # other libraries have an LLM, too, with keywords of their own
+                is_vllm = all(f"--{name}".replace("_", "-") in known() for name in keywords)
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
                 command = serve(self._words(call, last), self._environment)
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
@@ -214,7 +224,10 @@ class _Source:
                 words += self._list(added.value)
             else:
                 words.append(_variable(name))
-        return [*words, *[_variable(name)] * (name in self._changed)]
+        is_rest = any(
+            node is added.value for every in self._additions.values() for added in every
+        )  # of an unknown list
+        return [*words, *[_variable(name or "words")] * (is_rest or name in self._changed)]
 
     def _words(self, call: ast.Call, name: str) -> list[str]:
         arguments, unseen = self._arguments(call.keywords)

