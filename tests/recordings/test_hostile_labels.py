@@ -163,7 +163,7 @@ LIVE = (
     *(r"(?<!\\)\[x", r"(?<!\\)<(?!!-- -->)", r"[a-z]://(?!github\.com/vllm-project/)", r"www\."),
     *(r"@\w", r"#\d", r"GH-\d", r"(?<!\\)[`$~&]"),
 )
-"""What does something in Markdown."""
+"""Regular expressions of what does something in Markdown."""
 
 
 def is_harmless_markdown(written: str) -> None:
@@ -292,7 +292,7 @@ def is_harmless_csv(written: str) -> None:
 
 
 def is_harmless_workflow(written: str) -> None:
-    """Each line is one of GitHub's commands, of which a label makes none."""
+    """Accept GitHub's commands, of which a label makes none."""
     is_harmless_text(written)
     assert all(re.match(r"::(error|warning|notice) file=[^:]*::|\S", line) for line in written.splitlines())
     assert not re.search(r"(?m)^::(?!error |warning |notice )", written)
@@ -381,7 +381,7 @@ INPUTS = {
 
 
 def test_each_surface_of_each_command_has_its_row() -> None:
-    """A new command, and an option that this file does not know, fail here until their output has been attacked."""
+    """New commands, and options that this file does not know, fail here until their output has been attacked."""
     commands: Mapping[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     declared = ((name, each) for name, command in commands.items() for each in command.params)
     options = {(name, max(each.opts, key=len)) for name, each in declared if each.param_type_name == "option"}
@@ -397,7 +397,7 @@ def test_each_surface_of_each_command_has_its_row() -> None:
 
 @pytest.fixture(scope="module")
 def places(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """What the rows name: files and words with the harm in them."""
+    """Files and words with the harm in them, as the rows name them."""
     place = tmp_path_factory.mktemp("places")
     named = {key: str(place / f"{NAME}.{key}") for key in ("results", "launch.yaml", "model", "ramp")}
     result = json.loads((LOAD_TOOLS / "aiperf-0.13.0.json").read_text(encoding="utf-8"))

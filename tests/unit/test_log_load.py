@@ -225,7 +225,7 @@ def test_failing_answers_at_the_end_are_an_incident_with_their_exception(tmp_pat
 
 
 def test_answers_behind_a_text_without_an_end_clear_nobody() -> None:
-    """Who imitates a refusal can as well be refused; a success that may be imitated decides nothing."""
+    """Imitated refusals accuse no more than true ones; a success that may be imitated decides nothing."""
     counts = AnswerCounts()
 
     def row(status: str, times: int, is_doubted: bool) -> float:
