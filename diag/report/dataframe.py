@@ -6,6 +6,7 @@ from typing import TextIO
 import numpy as np
 
 from diag.core.errors import BadUsage
+from diag.core.formatting import pasted
 from diag.core.incident import Incident
 from diag.core.subjects import Rows
 from diag.diagnosis.query_cache import QueryCache
@@ -82,5 +83,6 @@ def conditions(findings: Sequence[Finding]) -> pd.DataFrame:
 
 
 def _cell(label: str | None) -> str | None:
-    """Put an apostrophe before a label that a spreadsheet would take for a formula."""
-    return f"'{label}" if label and label.lstrip().startswith(_BEGINS_FORMULA) else label
+    """Escape a label for a terminal, and put an apostrophe before one that a spreadsheet would take for a formula."""
+    text = pasted(label) if label else label
+    return f"'{text}" if text and text.lstrip().startswith(_BEGINS_FORMULA) else text

@@ -78,7 +78,7 @@ DIED = ("EngineCore encountered a fatal error.", "Traceback (most recent call la
 
 
 def until(is_so: Callable[[], bool], seconds: float = 180.0) -> None:
-    """Wait until something is so, however long a busy host takes for it."""
+    """Wait until a condition holds, however long a busy host takes for it."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end

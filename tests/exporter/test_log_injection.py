@@ -118,7 +118,7 @@ def known(state: ServerLog) -> tuple[object, ...]:
 
 
 def without_places(state: ServerLog) -> tuple[object, ...]:
-    """What is known, without the files and the numbers of quoted lines."""
+    """Return what is known, without the files and the numbers of quoted lines."""
     samples, *others = known(state)
     told = [(name, [one for one in labels if not one.isdigit() and "/" not in one], at) for name, labels, at in samples]  # type: ignore[attr-defined]
     return told, *others
@@ -217,7 +217,7 @@ def test_line_behind_a_long_one_in_the_journal_is_its_rest_only_from_48_kibibyte
 def test_forged_access_lines_in_a_followed_log_hide_and_make_nothing(
     forged: Callable[[str, float], list[str]], dies: bool, tmp_path: Path
 ) -> None:
-    """The same log is followed with and without them, a death among them or not; the server's page ends with it."""
+    """Follow a log with and without them, a death among them or not; the server's page ends with that."""
 
     def followed(name: str, *forged: str) -> ServerLog:
         now, file = [NOW], tmp_path / name

@@ -398,7 +398,7 @@ def alone(text: bytes) -> str:
 
 
 def recorded_pages(text: bytes) -> str:
-    """The compressed pages of a recording, cut or damaged."""
+    """Read the compressed pages of a recording, cut or damaged."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "metrics.prom.gz").write_bytes(text)
         seen = read_recording(Path(folder))
@@ -406,7 +406,7 @@ def recorded_pages(text: bytes) -> str:
 
 
 def dumped(text: bytes) -> str:
-    """Two answers of py-spy about this process, as `diag doctor --stacks` reads and tells them."""
+    """Read two answers of py-spy about this process, as `diag doctor --stacks` reads and tells them."""
     parts = [*text.split(BETWEEN), text][:2]
     with tempfile.TemporaryDirectory() as folder:
         program, answer = Path(folder, "py-spy"), Path(folder, "answer")
@@ -427,11 +427,15 @@ def own_incident(text: bytes) -> str:
         return str([incident.title for incident in load(Path(folder)) if incident.id == "users_own"])
 
 
+_SERVER = re.compile(rb"(server\W[^,}\n]*)" + MARKER.encode())
+
+
 def kubeconfig(text: bytes) -> str:
     """A kubeconfig, whose token no message shows."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config")
-        file.write_bytes(text.replace(b"exec:", b"exec_:"))  # a plugin is run: it is trusted
+        text = text.replace(b"exec:", b"exec_:")  # a plugin is run: it is trusted
+        file.write_bytes(_SERVER.sub(rb"\1host", text))  # an address is no secret
         os.environ["KUBECONFIG"] = str(file)
         try:
             where, address, _ = cluster_of("inference/app=vllm")
@@ -442,7 +446,7 @@ def kubeconfig(text: bytes) -> str:
 
 
 def server(text: bytes) -> str:
-    """What a live server answers beside its page: /version, /v1/models and /server_info."""
+    """Read what a live server answers beside its page: /version, /v1/models and /server_info."""
     documents = dict(zip(("/version", "/v1/models", "/server_info"), text.split(BETWEEN), strict=False))
 
     def answer(request: Request) -> Reply:
@@ -459,7 +463,7 @@ def server(text: bytes) -> str:
 
 
 def telemetry(text: bytes) -> str:
-    """What a Prometheus and an Alertmanager answer to `diag preflight`."""
+    """Read what a Prometheus and an Alertmanager answer to `diag preflight`."""
     parts = [json_or_none(part) for part in [*text.split(BETWEEN), b"null", b"null", b"null", b"null"][:4]]
     answers = dict(zip(("/api/v1/targets?state=active", "/api/v1/rules", "/api/v1/alertmanagers"), parts, strict=False))
     facts = PreflightFacts(

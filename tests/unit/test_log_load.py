@@ -11,7 +11,8 @@ from support.reports import judged_logs as judged
 from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
 from diag.knowledge.other_engines import program_of_log, program_of_models, program_of_page
-from diag.log.parse_line import Line
+from diag.log.load import AnswerCounts
+from diag.log.parse_line import AnsweredRequest, Line
 from diag.report import terminal
 from diag.sources.logs import fitting_zone
 
@@ -221,6 +222,24 @@ def test_failing_answers_at_the_end_are_an_incident_with_their_exception(tmp_pat
     assert report.present[0].failure is not None
     assert "Have the clients" in report.present[0].failure.do
     assert "failed share of answers" in terminal.render(report, verbose=True)
+
+
+def test_answers_behind_a_text_without_an_end_clear_nobody() -> None:
+    """Imitated refusals accuse no more than true ones; a success that may be imitated decides nothing."""
+    counts = AnswerCounts()
+
+    def row(status: str, times: int, is_doubted: bool) -> float:
+        for _ in range(times):
+            counts.count(AnsweredRequest("POST", "/v1/completions", status, True), 0.0, is_doubted)
+        rows = {labels: value for name, labels, value in counts.samples() if name.endswith("in_a_row")}
+        return rows["current",]
+
+    assert row("401", 12, False) == 12
+    assert row("401", 2, True) == 14
+    assert row("200", 1, True) == 14
+    assert row("401", 5, True) == 14
+    assert row("401", 1, False) == 15
+    assert row("200", 1, False) == 0
 
 
 def test_a_few_failed_answers_among_many_are_none(tmp_path: Path) -> None:

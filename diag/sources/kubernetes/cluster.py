@@ -121,8 +121,8 @@ def _loader_errors(files: str) -> Iterator[None]:
     """Raise BadUsage for any error of the loader, which logs some errors and raises any exception for the others."""
 
     def unusable(why: str) -> BadUsage:
-        """Report the first line, redacted: a plugin may print secrets or a whole traceback."""
-        first = hidden(why.strip().split("\n")[0]) or "it is not a kubeconfig"
+        """Report the first line, redacted: a plugin may print secrets, and the loader a whole entry of the file."""
+        first = hidden(why.strip().split("\n")[0].partition("{")[0].rstrip(" /")) or "it is not a kubeconfig"
         return BadUsage(f"the kubeconfig {printable(files)} cannot be used: {printable(first)}")
 
     logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
