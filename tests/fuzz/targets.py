@@ -93,7 +93,7 @@ FILES = ("metrics.prom", "recording.toml", "server.log")
 MOST_QUOTED = 2**16
 """Characters beside the secrets: no text that diag quotes is longer."""
 BETWEEN = b"\n=== next file\n"
-"""What parts the files of a recording in one text."""
+"""The separator of the files of a recording in one text."""
 prometheus_api._PAUSES = (0.0, 0.0)  # nobody is overloaded here
 
 

@@ -70,12 +70,16 @@ def table(printed: Sequence[str]) -> list[tuple[str, ...]]:
     """Verdict, server and incident of each line of the terminal's table."""
     start = next(at for at, line in enumerate(printed) if line.startswith(f"{len(FLEET)} servers: "))
     end = printed.index("", start)
-    return [tuple(line.split()[:3]) for line in printed[start + 1 : end]]
+    return [tuple(re.split(r" {2,}", line.strip())[:3]) for line in printed[start + 1 : end]]
+
+
+def titled(incident: str) -> str:
+    return f"{TITLES[incident]} ({incident})"
 
 
 ILL = [
-    *(("critical", f"r{number}:8000", "kv_eviction_cascade") for number in (1, 3, 5, 7)),
-    ("warning", "r10:8000", "replicas_unbalanced"),
+    *(("critical", f"r{number}:8000", titled("kv_eviction_cascade")) for number in (1, 3, 5, 7)),
+    ("warning", "r10:8000", titled("replicas_unbalanced")),
     ("unknown", "r11:8000"),
 ]
 
@@ -91,10 +95,10 @@ def test_fleet_table_counts_verdicts_and_lists_unhealthy_servers_worst_first() -
 
 
 def test_one_server_of_each_incident_is_reported_in_detail() -> None:
-    details = [line.partition(": ")[0] for line in lines() if re.search(r"\(r\d+:8000 engine 0", line)]
+    details = [line.partition(": ")[0] for line in lines() if re.match(r"\S.* on r\d+:8000 engine 0", line)]
     assert details == [
-        f"{TITLES['kv_eviction_cascade']} (r1:8000 engine 0, as on 3 more)",
-        f"{TITLES['replicas_unbalanced']} (r10:8000 engine 0)",
+        f"{titled('kv_eviction_cascade')} on r1:8000 engine 0, as on 3 more",
+        f"{titled('replicas_unbalanced')} on r10:8000 engine 0",
     ]
 
 
@@ -127,9 +131,9 @@ def test_the_short_form_has_a_line_for_what_several_servers_have() -> None:
     start = short(FLEET).index("12 servers: 4 critical, 1 warning, 1 unknown, 6 healthy")
     rows = [re.split(r" {2,}", line.strip()) for line in short(FLEET)[start + 1 : start + 4]]
     assert rows == [
-        ["critical", f"{TITLES['kv_eviction_cascade']} (kv_eviction_cascade)", "r1:8000, r3:8000, r5:8000,"],
+        ["critical", titled("kv_eviction_cascade"), "r1:8000, r3:8000, r5:8000,"],
         ["r7:8000"],
-        ["warning", f"{TITLES['replicas_unbalanced']} (replicas_unbalanced)", "r10:8000"],
+        ["warning", titled("replicas_unbalanced"), "r10:8000"],
     ]
 
 
@@ -137,17 +141,17 @@ def test_the_short_form_has_a_line_for_each_further_incident_of_a_few_servers() 
     printed = short((CASCADE, CASCADE, WELL, CROWDED, DOWN))
     also = printed[next(at for at, line in enumerate(printed) if line.startswith("  Also")) :][:3]
     told = " ".join(" ".join(also).split())
-    assert f"critical {TITLES['kv_eviction_cascade']} (kv_eviction_cascade), r1:8000 engine 0" in told
+    assert f"critical {titled('kv_eviction_cascade')}, r1:8000 engine 0" in told
 
 
 def test_very_large_fleet_lists_only_the_worst_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_text, "SERVERS", 2)
-    assert table(lines()) == [*ILL[:2], ("and", "4", "more")]
+    assert table(lines()) == [*ILL[:2], ("and 4 more that are not healthy",)]
 
 
 def test_markdown_has_the_same_table() -> None:
     parts = markdown.render(judged(FLEET)).split("\n\n")
-    assert parts[0].startswith(r"**CRITICAL kv\_eviction\_cascade on 4 of 12 servers (")
+    assert parts[0].startswith(r"**CRITICAL KV-cache preemption cascade (kv\_eviction\_cascade) on 4 of 12 servers (")
     assert "12 servers: 4 critical, 1 warning, 1 unknown, 6 healthy" in parts
     head, rule, *body = next(part for part in parts if part.startswith("| verdict |")).splitlines()
     assert rule == "|---|---|---|---|"
@@ -176,7 +180,7 @@ def test_internal_links_of_the_page_have_targets(servers: tuple[str, ...]) -> No
 
 def test_timeline_includes_servers_without_details() -> None:
     told = [row[:2] for row in rows(page(judged(FLEET)), "timeline")]
-    cascades = [where for incident, where in told if incident == "kv_eviction_cascade"]
+    cascades = [where for incident, where in told if incident == titled("kv_eviction_cascade")]
     assert sorted(cascades) == [f"r{number}:8000 engine 0" for number in (1, 3, 5, 7)]
 
 
@@ -200,8 +204,9 @@ def test_five_servers_are_reported_individually() -> None:
     assert not words.is_fleet(report)
     heads = [line.partition("   for at least")[0] for line in printed if line.startswith("CRITICAL")]
     assert heads == [f"CRITICAL  kv_eviction_cascade   r{number}:8000 engine 0" for number in range(2)]
-    titles = [line.partition(": ")[0] for line in printed if line.startswith(f"{TITLES['kv_eviction_cascade']} (")]
-    assert titles == [f"{TITLES['kv_eviction_cascade']} (r{number}:8000 engine 0)" for number in range(2)]
+    cascade = titled("kv_eviction_cascade")
+    titles = [line.partition(": ")[0] for line in printed if line.startswith(f"{cascade} on")]
+    assert titles == [f"{cascade} on r{number}:8000 engine 0" for number in range(2)]
     assert not [line for line in printed if " servers: " in line]
     assert "| verdict |" not in markdown.render(report)
     assert not [each for each in page(report).iter("table") if each.get("class") == "fleet"]

@@ -45,7 +45,7 @@ FALSE = {
     "half a word": r"\w…\w",
     "two ends of a sentence": r"(?<!\.)[.,;:][;,]|(?<!\.)\.\.(?!\.)",
 }
-"""What no sentence has, as regular expressions."""
+"""Regular expressions of what no sentence has."""
 
 
 def false_sentences(text: str, name: str = "\0") -> dict[str, list[str]]:

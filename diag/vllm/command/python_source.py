@@ -75,6 +75,17 @@ def _tree(text: str) -> ast.Module:
     return ast.parse(_NOTEBOOK.sub("", text))
 
 
+def _foreign_names(nodes: list[ast.AST]) -> set[str]:
+    """Return the names that are imported from elsewhere than vLLM, or are classes of the source itself."""
+    return {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and not re.match(r"\w*vllm|ray\b|beam\b", node.module or "")
+        for alias in node.names
+        if alias.name != "vllm"
+    } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+
+
 class _Source:
     def __init__(self, tree: ast.Module, version: str) -> None:
         self._version, self._left = version, _MOST_NAMES
@@ -124,13 +135,7 @@ class _Source:
             and _names(node.targets[0].value) == ("os", "environ")
         }
         self._read_additions(nodes)
-        self._foreign = {
-            alias.asname or alias.name
-            for node in nodes
-            if isinstance(node, ast.ImportFrom) and not re.match(r"\w*vllm|ray\b|beam\b", node.module or "")
-            for alias in node.names
-            if alias.name != "vllm"
-        } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+        self._foreign = _foreign_names(nodes)
 
     def _read_additions(self, nodes: list[ast.AST]) -> None:
         """Find the statements that change a list: `+=` beside its assignment, elsewhere, and calls of methods."""
