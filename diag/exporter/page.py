@@ -274,6 +274,8 @@ class HostPage(Generic[P]):
         yield "diag_vllm_up", (), float(up)
         if scraped and scraped.health is not None:
             yield "diag_vllm_health_status", (), scraped.health
+        elif scraped and scraped.unanswered:
+            yield "diag_vllm_health_unanswered", (), 1
         if self._last_up:
             yield "diag_vllm_last_up_timestamp_seconds", (), self._last_up
         facts = self._host.completed(scraped.facts if scraped else ServerFacts())

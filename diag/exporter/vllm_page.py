@@ -41,7 +41,7 @@ class Scraped:
     """One page; `up` if it has vLLM's metrics, a `problem` if it cannot be trusted.
 
     `renamed` is the prefix of these metrics instead of `vllm:`, "" if they have that. `health` is the HTTP status of
-    vLLM's own answer to GET /health meanwhile, None if it did not come in time.
+    vLLM's own answer to GET /health meanwhile, None if it did not come in time; `unanswered` if the last one got none.
     """
 
     page: bytes
@@ -51,6 +51,7 @@ class Scraped:
     facts: ServerFacts
     renamed: str = ""
     health: int | None = None
+    unanswered: bool = False
 
     def measured(self, at: float) -> Measurement:
         """Return what the page, scraped at that unix time, and /health measure of their server."""
@@ -70,7 +71,7 @@ class PageReader:
         self.unreadable: list[bytes] = []
         """Such lines that are no sample."""
 
-    def read(self, page: bytes, facts: ServerFacts, health: int | None = None) -> Scraped:
+    def read(self, page: bytes, facts: ServerFacts, health: int | None = None, unanswered: bool = False) -> Scraped:
         """Read a page; NotMetrics for half a page, and for a page of diag itself."""
         if not page.strip():
             raise NotMetrics("answered an empty page")
@@ -104,7 +105,7 @@ class PageReader:
                 except ValueError:
                     self.unreadable += [line] if line.startswith(_INFO) else []
             self._info = lines, from_page(infos, len({info["engine"] for info in infos if "engine" in info}))
-        return Scraped(page, b"vllm:" in ours, problem, self._info[1], facts, prefix, health)
+        return Scraped(page, b"vllm:" in ours, problem, self._info[1], facts, prefix, health, unanswered)
 
 
 def health_alone(problem: str, server: VllmServer) -> Scraped:
@@ -125,11 +126,13 @@ class PageScraper:
     def scrape(self) -> Scraped:
         """Scrape now; CollectorFailed with one sentence if there is no page of metrics."""
         try:
-            scraped = self._reader.read(self.server.page(), self.server.facts, self.server.health)
+            page = self.server.page()
+            health = self.server.health, self.server.unanswered
+            scraped = self._reader.read(page, self.server.facts, *health)
             if self._facts_of != self._reader.start:  # a new or restarted server: fetch the facts that its page lacks
                 self.server.fetch_facts()
                 self._facts_of = self._reader.start
-                scraped = self._reader.read(scraped.page, self.server.facts, self.server.health)
+                scraped = self._reader.read(page, self.server.facts, *health)
         except (Failure, NotMetrics) as error:
             problem = f"{self.server.address.shown}: {error}"
             if self.server.health is None:

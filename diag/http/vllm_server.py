@@ -60,6 +60,8 @@ class VllmServer:
     notes: list[str] = field(default_factory=list)
     health: int | None = None
     """HTTP status of vLLM's own answer to GET /health beside the last page; None if it did not come in time."""
+    unanswered: bool = False
+    """True if the last GET /health that has ended got nothing in `HEALTH_SECONDS`, or the error of a proxy."""
     _asked: Future[int | None] | None = None
 
     def page(self) -> bytes:
@@ -80,18 +82,24 @@ class VllmServer:
                 self.health = (asked or self._ask_health()).result(HEALTH_WAIT) if reached else None
 
     def health_samples(self) -> list[tuple[str, tuple[str, ...], float]]:
-        """Return the sample about /health beside the last page: name, no labels, value; none if it is not measured."""
-        return [] if self.health is None else [("diag_vllm_health_status", (), float(self.health))]
+        """Return the samples about /health beside the last page: name, no labels, value; none if it is not measured."""
+        if self.health is not None:
+            return [("diag_vllm_health_status", (), float(self.health))]
+        return [("diag_vllm_health_unanswered", (), 1.0)] if self.unanswered else []
 
     def _ask_health(self) -> Future[int | None]:
         """Begin a GET /health, or join the one under way: a server that answers late gets no second one."""
 
         def status() -> int | None:
             path = self._path_beside_page("/health")
-            with suppress(Failure):
+            try:
                 response = self.client.send(Request(path, most_bytes=SMALL, seconds=HEALTH_SECONDS, follow=False))
-                return response.status if _is_vllms_health(response, bool(self.path)) else None
-            return None
+            except Failure:
+                self.unanswered = True
+                return None
+            is_own = _is_vllms_health(response, bool(self.path))
+            self.unanswered = not is_own and response.status >= 500
+            return response.status if is_own else None
 
         if self._asked is None or self._asked.done():
             self._asked = run_in_thread(status)

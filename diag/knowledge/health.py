@@ -87,12 +87,20 @@ HEALTH = signals.signal(
 )
 """Evidence for an engine: 200 shows that its server has one, any other status contradicts it. Without a status (nothing
 asks /health, or the server has no such route) its page speaks alone."""
+UNANSWERED = signals.signal(
+    "/health unanswered while nothing moves: bool ="
+    " min by ($by) (min_over_time(diag_vllm_health_unanswered[$window]))"
+    " * on (instance) (max by (instance) ($tokens_and_requests_processed) == bool 0)",
+    "no answer came from /health: {value}",
+)
+"""The page says nothing of an idle engine: the API server writes it. A busy one shows by its tokens that it works."""
 CONTRADICTED = (
     (
         PARTS[0],
         HEALTH.above(200, judged("vLLM answers 200 or, for a dead engine, 503")),
         "an answer of 200 from /health, which answered {value}",
     ),
+    (PARTS[0], UNANSWERED.above(0, judged("one sample of it is one too many")), "an answer from /health"),
     (PARTS[1], PARTS[1].harm[0], "{value} of them are errors (HTTP 5xx)"),
 )
 """Conditions that contradict a part of health whatever the incidents say, and what they show."""

@@ -61,19 +61,21 @@ def test_the_kv_cache_of_a_real_server_is_estimated_to_the_token(small: server.S
 
 
 def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> None:
+    """On a host with more work than cores, as while other tests run, users do wait, and a report may say so."""
     with load.alone(), load.running(small.port, *load.HEALTHY):
         time.sleep(15)
         with ThreadPoolExecutor(2) as pairs:  # two at a time
             coming = pairs.map(lambda _: doctor(small.url), range(TIMES_HEALTHY))
             row, shown = top_views.first_judged(ObserveOptions([small.url], every=2.0, log=str(small.log)))
             reports = list(coming)
+        crowded = os.getloadavg()[0] > os.cpu_count()
     assert len(reports) == TIMES_HEALTHY
     for report in reports:
         present = {each["incident"] for each in report["diagnoses"] if each["state"] == "present"}
-        assert present <= {"host_cpu_starved"}  # which is true of a machine with more work than cores
-        assert present or report["verdict"] == "healthy"
+        assert present <= ({"host_cpu_starved"} if crowded else set())
+        assert report["verdict"] in (["healthy", "no_incident", "warning"] if crowded else ["healthy"])
         assert report["progress"][0]["state"] == "busy"
-    assert shown.split()[1:3] in (["healthy", "busy"], ["warning", "busy"]), shown
+    assert shown.split()[1] in ("healthy", "warning") and shown.split()[2] == "busy", shown
     assert {"running", "kv", "tokens", "ttft95", "itl50"} <= row.values.keys()
 
 

@@ -63,6 +63,7 @@ def health(url: str) -> int | None:
     first = server.health
     server.page()
     assert server.health == first
+    assert not server.unanswered or not server.health
     return server.health
 
 
@@ -111,6 +112,7 @@ def test_health_that_comes_late_is_not_measured_and_delays_no_page() -> None:
             assert time.monotonic() - begin < HEALTH_WAIT + 1.0
             assert asked.health is None
         assert len(server.asked("/health")) == 1, "a server that answers late gets no second request"
+        assert not asked.unanswered, "it may still answer"
         over.set()
         end = time.monotonic() + 10
         while asked.health is None and time.monotonic() < end:
@@ -152,6 +154,15 @@ def test_recording_keeps_the_health(tmp_path: Path) -> None:
         record([server.url], tmp_path / "recording", plan)
     report = doctor.run(ObserveOptions([str(tmp_path / "recording")]))
     assert "engine_dead" in present(report)
+
+
+@pytest.mark.parametrize(
+    ("name", "unanswered"), [("nginx without an upstream", True), ("no such route", False), ("vLLM that scales", True)]
+)
+def test_an_error_of_a_proxy_is_no_answer_of_health(name: str, unanswered: bool) -> None:
+    with serving(answers(ANSWERS[name][0])) as server:
+        page = Exporter(ExporterOptions(server.url)).page(PATIENCE)
+    assert (b"\ndiag_vllm_health_unanswered 1.0\n" in page) == unanswered
 
 
 def test_page_without_health_has_no_sample_of_it() -> None:

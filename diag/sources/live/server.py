@@ -73,7 +73,7 @@ class JoinedPages:
             page = self._server.page()
             if is_ours(page):
                 return ServerPage(page)
-            scraped = self._reader.read(page, self._server.facts, self._server.health)
+            scraped = self._reader.read(page, self._server.facts, self._server.health, self._server.unanswered)
         except (Failure, NotMetrics) as error:
             self._is_shown = self._is_shown or (self._host.has_server and not is_answer(error))
             if not self._is_shown:
