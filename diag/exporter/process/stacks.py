@@ -95,6 +95,8 @@ def _of_watchdog(stack: ProcessStack, folder: str) -> ProcessStack:
     top = Path(f"/proc/{stack.pid}") / ("root" if folder.startswith("/") else "cwd") / folder.lstrip("/")
     with suppress(OSError):
         for file in top.glob(f"VLLM_STACK_DUMP_for_*_{inside[1] if inside else stack.pid}.log"):
+            if file.is_symlink() or not file.is_file():  # a link leads out of the container, a pipe may never end
+                continue
             with file.open("rb") as opened:
                 opened.seek(max(file.stat().st_size - MOST_DUMPED, 0))
                 text = opened.read(MOST_DUMPED).decode(errors="replace")
