@@ -85,6 +85,22 @@ def test_waits_for_a_rank_fill_the_silence(tmp_path: Path) -> None:
     assert report.verdict == "critical"
 
 
+def test_ranks_that_compile_at_a_start_do_not_stall_once_it_serves(tmp_path: Path) -> None:
+    config = "config: model='m', tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1"
+    wait = "[shm_broadcast.py:705] No available shared memory broadcast block found in 60 seconds."
+    lines = [
+        f"(EngineCore pid=88) INFO {at(1)} [core.py:114] Initializing a V1 LLM engine (v0.33.0) with {config}",
+        *(f"(EngineCore pid=88) INFO {at(second)} {wait}" for second in (70, 130)),
+        f"(APIServer pid=1) INFO {at(160)} [launcher.py:46] Route: /health, Methods: GET",
+        *READY,
+        stats(170, 0, 0.1, 1, 0),
+        stats(180, 0, 0, 1, 0),
+        *busy(240, 300),
+    ]
+    (tmp_path / "server.log").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert judged(tmp_path / "server.log").verdict == "no_incident"
+
+
 @FORMS
 def test_idle_silence_is_no_stall(tmp_path: Path, form: str) -> None:
     report = report_on(tmp_path, [*busy(30, 110, form), stats(110, 0, 0, 0, 0, form), *[HEALTH] * 60])

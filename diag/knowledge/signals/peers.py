@@ -10,7 +10,7 @@ from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import USUAL_MEMBER, any_of, parts, signal
 from diag.knowledge.signals.gpu import as_of_first_node
-from diag.knowledge.signals.log import lately, since_start
+from diag.knowledge.signals.log import lately
 
 MODEL = f"{', '.join(GROUP)}, model_name"
 PEERS = f"by ({MODEL})"
@@ -21,6 +21,7 @@ STILL, SPINS = 0.05, 0.8
 """CPU cores: a worker below the first stands still, a worker above the second busy-waits or computes."""
 BY_RANK = "0[.]3[2-9].*|0[.][4-9][0-9].*|[1-9][0-9]*[.].*"
 """Releases of vLLM that log the balance of ranks; before, EPLB compared the layers of each rank (vllm#51784)."""
+WAITS = f"time_of_{SHM_BROADCAST_WAIT}"
 FEWEST_BALANCES = 3
 SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
 """Shares of power below which a busy GPU busy-waits."""
@@ -49,7 +50,7 @@ PARTS = parts(
     vars(),
     f"""
     # vLLM repeats the line every 60 s; at a start it tells of ranks that compile
-    log_waits_for_a_rank: bool = {lately(f"time_of_{SHM_BROADCAST_WAIT}", 120)} * {since_start(SHM_BROADCAST_WAIT)}
+    log_waits_for_a_rank: bool = {lately(WAITS, 120)} * (${WAITS} >= bool $last_startup_progress or 1 + 0 * ${WAITS})
     """,
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
     EXPERT_BALANCE=EXPERT_BALANCE,
