@@ -105,7 +105,7 @@ def _check_rows(stage: HostStage, folder: Path) -> Iterator[Row]:
     for check in stage.checks:
         values = [row[-1] for row in queries.ask(check.promql, ("instance",), queries.whole).values()]
         value = values[0] if values else math.nan
-        is_right: bool | None = check.low <= value <= check.high
+        is_right: bool | None = bool(check.low <= value <= check.high)
         got = f"{value:.4g}"
         if check is PCIE_RATE and (folder / NOT_READ).exists():
             is_right, got = None, f"{UNTOLD[0]}: not read in {AWAITED:.0f} s"

@@ -87,11 +87,11 @@ def test_the_card_of_a_primary_incident_has_its_first_complete_fix_without_a_res
 
 def test_timeline_is_ordered_by_onset() -> None:
     (table,) = with_class(page(judged("tp2_long_stall")), "table", "timeline")
-    assert [text(row[0]) for row in table][1:] == [
-        "prefix_cache_ineffective",
-        "tp_communication_stall",
-        "engine_stalled",
-        "contract_breached",
+    assert [text(row[0]).rpartition(" (")[2] for row in table][1:] == [
+        "prefix_cache_ineffective)",
+        "tp_communication_stall)",
+        "engine_stalled)",
+        "contract_breached)",
     ]
 
 
@@ -100,7 +100,7 @@ def test_recurring_incident_has_two_rows_in_the_timeline() -> None:
     stall, begin = report.present[0].diagnosis, report.observed.start
     came_back = rewritten(report, stall._replace(episodes=((begin - 60, begin - 30), *stall.episodes)))
     (table,) = with_class(page(came_back), "table", "timeline")
-    assert [text(row[0]) for row in table].count(stall.incident.id) == 2
+    assert [text(row[0]) for row in table].count(f"{stall.incident.title} ({stall.incident.id})") == 2
 
 
 def test_healthy_page_shows_the_deciding_numbers() -> None:
@@ -108,7 +108,7 @@ def test_healthy_page_shows_the_deciding_numbers() -> None:
     (table,) = with_class(root, "table", "absent")
     rows = {text(row[0]): text(row[2]) for row in table}
     assert text(next(root.iter("h1"))).startswith("HEALTHY")
-    assert rows["kv_eviction_cascade"] == "0 preemptions per finished request"
+    assert rows["KV-cache preemption cascade (kv_eviction_cascade)"] == "0 preemptions per finished request"
     assert not list(root.iter("section"))
 
 
