@@ -116,12 +116,12 @@ def test_last_exported_value_is_the_printed_value(recorded: pd.DataFrame) -> Non
         assert reading.value in [each[cascade.until] for each in told(recorded, cascade.subject, reading)]
 
 
-def test_a_hostile_label_is_read_back_as_it_was(tmp_path: Path) -> None:
+def test_a_hostile_label_is_one_cell_that_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     evil = 'a,"b"\n;=1+1\t\x1b[2J'
     label = evil.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     page = f'vllm:num_requests_running{{engine="{label}",model_name="m"}} 1\n'
     (tmp_path / "metrics.prom").write_text("".join(f"# scrape {1795227337 + at} h:1\n{page}" for at in range(40)))
-    assert set(exported(tmp_path, str(tmp_path))["engine"]) == {evil, ""}
+    assert set(exported(tmp_path, str(tmp_path))["engine"]) == {r'a,"b"\n;=1+1\t\x1b[2J', ""}
 
 
 def test_export_without_a_file_writes_only_to_standard_output(tmp_path: Path, recorded: pd.DataFrame) -> None:
