@@ -149,7 +149,7 @@ def quantity(value: float, unit: str) -> str:
     """Format a value with its unit: "7.4 %", "85 ms", "2.5 min", "17.9 GiB"; a plain number for any other unit.
 
     Units: "share" (0..1, written as a percentage), "seconds", "bytes", "celsius", "watts", "bool" (yes or no), "unix
-    time" (a time of day). A sentence names what a plain number counts.
+    time" (a time of day), "PID". A sentence names what a plain number counts.
     """
     if unit == "share":
         return f"{number(100 * value)} %"
@@ -157,6 +157,8 @@ def quantity(value: float, unit: str) -> str:
         return "yes" if value else "no"
     if unit == "unix time" and 0 <= value < YEAR_10_000:
         return clock(value)
+    if unit == "PID":
+        return f"{value:.0f}"
     if unit == "seconds" and value == 0:
         return f"{number(value)} s"
     scale, name = next(((scale, name) for below, scale, name in _SCALES.get(unit, ()) if abs(value) < below), (1, ""))

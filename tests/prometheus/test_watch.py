@@ -237,7 +237,7 @@ def test_watch_until_resolved_reports_the_end_on_standard_output_and_to_alertman
     assert (process.returncode, error) == (0, "")
     first, *rest = out.splitlines()
     since = r"ongoing (?:for at least [^(]+ \()?since before [0-9 :-]+ UTC\)?: "
-    assert re.match(rf"{STAMP}CRITICAL {HARM} on h:1 engine 0, {since}", first)
+    assert re.match(rf"{STAMP}CRITICAL KV-cache preemption cascade \({HARM}\) on h:1 engine 0, {since}", first)
     assert [each for each in rest if HARM in each] == [rest[0]]
     assert re.fullmatch(rf"{STAMP}ended   CRITICAL {HARM} on h:1 engine 0", rest[0])
     assert [alert["status"] for alert in arrived] == ["firing", "resolved"]

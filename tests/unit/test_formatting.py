@@ -8,7 +8,7 @@ import diag.signals
 from diag.core.formatting import clock, moment, quantity, threshold
 from diag.core.incident import Signal
 
-FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time"}
+FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time", "PID"}
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
     *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "names", "transfers"),
