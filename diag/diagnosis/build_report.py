@@ -368,6 +368,8 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"
             place = f" {who} {hidden(stands)}." if stands else ""
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
+    if last.startswith("KeyboardInterrupt"):
+        return shows["interrupted"]
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""
     return LOG_ENDS[ending.state].format(last=last, usual=usual)
 

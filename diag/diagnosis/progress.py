@@ -22,7 +22,7 @@ from diag.knowledge import signals
 from diag.knowledge.signals import running_value
 from diag.sources.observation import Observation, Origin, observation
 
-State = Literal["idle", "asleep", "busy", "slow", "stalled", "starting", "dead"]
+State = Literal["idle", "asleep", "faulted", "busy", "slow", "stalled", "starting", "dead"]
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 SLOW_STEPS = 1.0
 """Engine steps per second below which an engine at work is called slow: each step then stalls its streams."""
@@ -57,7 +57,7 @@ HELD, HELD_UNPROVEN = 25.0, 90.0
 which it has to stand still if only its gauges show that: a long prefill looks the same in the gauges, and a restart
 during one is wrong."""
 FAILED = ("stalled", "dead")
-UNREADY = ("asleep", "starting", *FAILED)
+UNREADY = ("asleep", "faulted", "starting", *FAILED)
 
 
 class Progress(NamedTuple):
@@ -162,7 +162,7 @@ def _judge_engine(last: _LastValues) -> Judgement:
         elif last.engine(signals.scheduler_paused):
             state, reason = "asleep", WHY["paused"]
         elif last.instance(signals.waits_for_recovery):
-            state, reason = "asleep", WHY["recovers"]
+            state, reason = "faulted", WHY["recovers"]
         elif last.engine(signals.changes_under_way):
             state, reason = "asleep", WHY["changes"]
         elif last.engine(signals.requests_not_admitted):

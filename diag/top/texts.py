@@ -24,7 +24,7 @@ LEAST_NAME, MOST_NAME = 12, 40
 SPARK = 12
 """Bars in a cell."""
 NOTHING = "-"
-STATES = ("dead", "stalled", "starting", "slow", "asleep", "busy", "idle")
+STATES = ("dead", "stalled", "starting", "slow", "faulted", "asleep", "busy", "idle")
 MINUTES, THOUSANDS = 600, 10_000
 """The least time in seconds that is shown in minutes, and the least number that is shown in thousands."""
 HISTORY = 30

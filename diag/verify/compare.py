@@ -204,7 +204,7 @@ def _down(after: ServerSnapshot, load_before: Load) -> str:
     if not engines:
         return "the state of the server after the change is unknown: " + "; ".join(_unknown_progress(after))
     for engine in engines:
-        if engine.state in ("dead", "starting", "stalled", "asleep"):
+        if engine.state in ("dead", "starting", "stalled", "faulted", "asleep"):
             return f"the server is {engine.state} after the change: {engine.reason}"
     if load_before.measured and all(engine.state == "idle" for engine in engines):
         return "the server is idle after the change: no request is in flight; observe it under the load of BEFORE"

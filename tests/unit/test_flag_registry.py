@@ -95,6 +95,11 @@ def test_a_release_newer_than_all_keeps_the_flags_of_the_newest() -> None:
     assert not known()["--swap-space"].in_release("9.0.0")
 
 
+def test_a_build_without_tags_has_no_release() -> None:
+    assert release("0.1.dev15917+g0a6396b45") == ()
+    assert release("0.1.2") == (0, 1, 2)
+
+
 # -- the update -------------------------------------------------------------------------------------------------------
 
 KNOWN = {

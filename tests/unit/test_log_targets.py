@@ -517,6 +517,19 @@ def test_a_script_that_ends_in_order_has_no_failure(tmp_path: Path, engines: int
     assert judged(write(tmp_path, lines)).verdict == "no_incident"
 
 
+def test_an_engine_that_a_script_ended_is_no_start_that_was_cut_off(tmp_path: Path) -> None:
+    """Its start ends where the script has no bars, and a start that is cut off may have lacked memory."""
+    head = "(EngineCore pid=321) INFO 05-18 10:01:00 [core.py:1257] "
+    ended = [f"{head}Shutdown initiated (timeout=0)", f"{head}Shutdown complete", "overall: PASS"]
+    assert judged(write(tmp_path, [*SCRIPT, *ended])).verdict == "no_incident"
+
+
+def test_an_interrupted_start_is_told_as_such(tmp_path: Path) -> None:
+    report = judged(write(tmp_path, [*SCRIPT[:2], *RAISED, "KeyboardInterrupt"]))
+    assert report.verdict == "unknown"
+    assert "Ctrl-C" in told(report) and "dmesg" not in told(report)
+
+
 @pytest.mark.parametrize("frames", [[*RAISED, IN_PACKAGE], BY_MODULE], ids=["a script", "a module"])
 def test_the_exception_of_a_script_is_no_failed_start(tmp_path: Path, frames: list[str]) -> None:
     report = judged(write(tmp_path, [*SCRIPT, *frames, "    x()", "IndexError: reward 3 of 2"]))

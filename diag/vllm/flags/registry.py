@@ -173,8 +173,11 @@ def releases(word: str, narrowed: tuple[str, str] = ("", "")) -> tuple[str, str]
 
 @lru_cache(maxsize=1024)
 def release(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version, (0, 32, 0); () if there are none."""
-    found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
+    """Return the first three numbers of a version, (0, 32, 0); () if there are none.
+
+    A build from a source tree without tags, mostly a fork's, is called 0.1.dev15917.
+    """
+    found = re.match(r"v?(?!0\.1\.dev)(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
