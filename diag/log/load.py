@@ -167,10 +167,12 @@ class EngineLoad:
     output_tokens: float = 0.0
     highest_usage: float = 0.0
     is_still: bool = False
-    """True if the line reported no token, in a release that falls silent then, or the watchdog says so.
+    """True if the line reported no token, in a release that falls silent then, or the watchdog says so."""
+    prefilled: bool = False
+    """True if such a line shows by a higher usage of the KV cache that the engine worked, so that it proves no stall.
 
-    A prompt counts when its last chunk is computed, for a long one minutes after the first: if the usage of the KV
-    cache has risen, the engine worked, and the silence that follows may be the rest of that prefill.
+    A prompt counts when its last chunk is computed, for a long one minutes after the first: the silence that follows
+    may be the rest of that prefill, or not.
     """
 
     def read(self, line: re.Match[str], at: float) -> None:
@@ -184,8 +186,9 @@ class EngineLoad:
         self.deferred = int(line["deferred"]) if line["deferred"] else None
         before, self.usage = self.usage, float(line["usage"]) / 100 if line["usage"] else None
         self.highest_usage = max(self.highest_usage, 1.0 if self.usage is None else self.usage)
-        prefills = before is not None and self.usage is not None and self.usage > before
-        self.is_still = not (prompt or output or prefills) and line["kind"] == "Waiting"
+        moves_nothing = not (prompt or output) and line["kind"] == "Waiting"
+        self.prefilled = moves_nothing and before is not None and self.usage is not None and self.usage > before
+        self.is_still = moves_nothing and not self.prefilled
 
     def give_up(self) -> None:
         """Take one request out, whose client gave up: where none is left, nobody knows whether the engine is well."""
@@ -249,7 +252,8 @@ class LoadLines:
     @property
     def is_still(self) -> bool:
         """True if the last line of an engine reported requests and no token."""
-        return any(load.is_still and load.running + load.waiting > 0 for load in self.engines.values())
+        loads = self.engines.values()
+        return any((load.is_still or load.prefilled) and load.running + load.waiting > 0 for load in loads)
 
     @property
     def has_requests(self) -> bool:

@@ -101,6 +101,12 @@ def test_ranks_that_compile_at_a_start_do_not_stall_once_it_serves(tmp_path: Pat
     assert judged(tmp_path / "server.log").verdict == "no_incident"
 
 
+def test_silence_behind_a_prefill_is_neither_a_stall_nor_a_pass(tmp_path: Path) -> None:
+    """The usage of the KV cache has risen since the line before: the engine worked until then; after it is unknown."""
+    report = report_on(tmp_path, [*busy(30, 110), stats(110, 0, 0, 1, 0, k=4.1), *[HEALTH] * 40])
+    assert (report.verdict, incidents(report)) == ("unknown", [])
+
+
 @FORMS
 def test_idle_silence_is_no_stall(tmp_path: Path, form: str) -> None:
     report = report_on(tmp_path, [*busy(30, 110, form), stats(110, 0, 0, 0, 0, form), *[HEALTH] * 60])
