@@ -90,10 +90,12 @@ asks /health, or the server has no such route) its page speaks alone."""
 UNANSWERED = signals.signal(
     "/health unanswered while nothing moves: bool ="
     " min by ($by) (min_over_time(diag_vllm_health_unanswered[$window]))"
-    " * on (instance) (max by (instance) ($tokens_and_requests_processed) == bool 0)",
+    " * on (instance) (max by (instance) ($tokens_and_requests_processed) == bool 0)"
+    " unless on (instance) last_over_time(diag_vllm_health_status[$window])",
     "no answer came from /health: {value}",
 )
-"""The page says nothing of an idle engine: the API server writes it. A busy one shows by its tokens that it works."""
+"""The page says nothing of an idle engine: the API server writes it. A busy one shows by its tokens that it works. An
+answer of vLLM's own in the window outweighs one that did not come."""
 CONTRADICTED = (
     (
         PARTS[0],

@@ -83,7 +83,8 @@ class LineMeanings:
 
     def note_line(self, line: ParsedLine, pattern: Pattern | None) -> None:
         """Note who writes, and what the last line says."""
-        self._server.writers.note(line, says_failure=pattern is not None and pattern.kind in ("event", "fatal"))
+        says_failure = pattern is not None and pattern.kind in ("event", "fatal")
+        self._server.run.is_of_script |= self._server.writers.note(line, says_failure)
         if line.level == RAW and line.form == "line" and MARKS.ended_from_outside.match(line.text):
             self._server.run.ended_from_outside, self._server.last_text = True, line.text
         elif line.source:

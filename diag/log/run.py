@@ -31,12 +31,15 @@ class Writers:
     handles_request: bool = False
     """True if a log whose beginning is lost shows a server that handles a request."""
 
-    def note(self, line: ParsedLine, says_failure: bool) -> None:
+    def note(self, line: ParsedLine, says_failure: bool) -> bool:
+        """Take a line; return True if it is of the class LLM."""
         file, is_uvicorn = line.file, line.text.startswith(_UVICORN_STARTS)
         self.is_vllm = self.is_vllm or is_of_vllm(line) or says_failure
         self.is_other = not self.is_vllm and (self.is_other or is_uvicorn)
         self.has_api_server = self.has_api_server or is_uvicorn or file in _OF_SERVER or line.is_of_api_server
-        self.is_script = self.is_script or file == "llm.py" or bool(MARKS.of_script.match(line.text))
+        is_of_script = file == "llm.py" or bool(MARKS.of_script.match(line.text))
+        self.is_script = self.is_script or is_of_script
+        return is_of_script
 
     def note_route(self, route: str) -> None:
         self.is_vllm = self.is_vllm or (not self.is_other and route.startswith("/v1/"))
@@ -97,6 +100,8 @@ class ServerRun:
     """
     abort: tuple[ErrorLine, int] | None = None
     """The line of a device's runtime behind which it aborts the process, and the lines that showed work until then."""
+    is_of_script: bool = False
+    """True if a line since the start is of the class LLM: a script that is done with its engine may end without one."""
     script_error: ErrorLine | None = None
     """The exception with which a script ended whose engine had started."""
 

@@ -104,7 +104,7 @@ class ServerStates:
 
     def begin(self, at: float) -> None:
         """Begin a new start."""
-        if self.writers.is_script and not self.writers.has_api_server:  # it was done with one engine, and makes another
+        if self.run.is_of_script and not self.writers.has_api_server:  # it makes one engine after the other
             self.crashes.stop()
         self.crashes.begin(at)
         self.answers.begin()

@@ -127,12 +127,24 @@ def test_health_check_that_fails_contradicts_the_health_of_a_busy_engine(tmp_pat
     assert report.health.missing[0].lacks == "an answer of 200 from /health, which answered 503"
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("idle", "no_incident"), ("healthy", "healthy")])
-def test_health_check_without_an_answer_speaks_of_an_idle_engine(tmp_path: Path, name: str, verdict: str) -> None:
+UNANSWERED = "diag_vllm_health_unanswered 1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "lacks"),
+    [
+        ("idle", UNANSWERED, ["an answer from /health"]),
+        ("idle", f"{UNANSWERED}diag_vllm_health_status 200\n", []),
+        ("healthy", UNANSWERED, []),
+    ],
+)
+def test_health_check_without_an_answer_speaks_of_an_idle_engine(
+    tmp_path: Path, name: str, beside: str, lacks: list[str]
+) -> None:
     """The page of an idle server shows its API server alone; the tokens of a busy one, which answers late, show it."""
-    report = without(tmp_path, name, "no_such_metric", beside="diag_vllm_health_unanswered 1\n")
-    assert report.verdict == verdict
-    assert [each.lacks for each in report.health.missing] == ["an answer from /health"] * (name == "idle")
+    report = without(tmp_path, name, "no_such_metric", beside=beside)
+    assert report.verdict == ("no_incident" if lacks else "healthy")
+    assert [each.lacks for each in report.health.missing] == lacks
 
 
 def test_fix_whose_condition_was_not_measured_comes_after_those_that_apply(tmp_path: Path) -> None:

@@ -517,6 +517,13 @@ def test_a_script_that_ends_in_order_has_no_failure(tmp_path: Path, engines: int
     assert judged(write(tmp_path, lines)).verdict == "no_incident"
 
 
+def test_engines_that_vanish_one_after_the_other_are_a_crash_loop_of_a_script_too(tmp_path: Path) -> None:
+    """That an engine was a script's is shown by a line since its own start, not by one of another engine."""
+    starts = [line.replace("10:00", f"10:{minute:02d}") for minute in range(2, 8) for line in SCRIPT]
+    report = judged(write(tmp_path, [*SCRIPT, *RAN, *[line.replace("10:00", "10:01") for line in SCRIPT], *starts]))
+    assert "crash_loop" in {finding.diagnosis.incident.id for finding in report.present}
+
+
 def test_an_engine_that_a_script_ended_is_no_start_that_was_cut_off(tmp_path: Path) -> None:
     """Its start ends where the script has no bars, and a start that is cut off may have lacked memory."""
     head = "(EngineCore pid=321) INFO 05-18 10:01:00 [core.py:1257] "
