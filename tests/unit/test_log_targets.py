@@ -518,7 +518,7 @@ def test_a_script_that_ends_in_order_has_no_failure(tmp_path: Path, engines: int
 
 
 def test_engines_that_vanish_one_after_the_other_are_a_crash_loop_of_a_script_too(tmp_path: Path) -> None:
-    """That an engine was a script's is shown by a line since its own start, not by one of another engine."""
+    """A line since its own start shows that an engine is of a script, not one of another engine."""
     starts = [line.replace("10:00", f"10:{minute:02d}") for minute in range(2, 8) for line in SCRIPT]
     report = judged(write(tmp_path, [*SCRIPT, *RAN, *[line.replace("10:00", "10:01") for line in SCRIPT], *starts]))
     assert "crash_loop" in {finding.diagnosis.incident.id for finding in report.present}
