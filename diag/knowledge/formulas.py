@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident, Part, Signal, regroup, seconds
+from diag.core.metric_prefix import in_any_release
 from diag.knowledge.signals import (
     DECLARED,
     bandwidth_share,
@@ -146,7 +147,7 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
     promql = asked if isinstance(asked, str) else asked.promql
     if ago:
         promql = promql.replace("[$window]", f"[$window] offset {ago}")
-    text = PLACEHOLDER.sub(put, promql)
+    text = in_any_release(PLACEHOLDER.sub(put, promql))
     if isinstance(asked, str):
         return Formula("", text, parts)
 

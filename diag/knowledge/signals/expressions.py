@@ -17,19 +17,16 @@ from diag.core import log_events as events
 from diag.core.declarations import Mistake, did_you_mean, no_key, shown_path, typed
 from diag.core.errors import BadDeclaration
 from diag.core.incident import Part, Signal
+from diag.core.metric_prefix import metric
 
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
+RUNNING = metric("num_requests_running")
+WAITING = metric("num_requests_waiting")
 NOW = {gauge: f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING)}
 IN_FLIGHT = " + ".join(NOW.values())
-CAPACITY = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-TTFT = ("vllm:time_to_first_token_seconds",)
-ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-E2E = ("vllm:e2e_request_latency_seconds",)
-PREFIX_CACHE_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
-PREFIX_CACHE_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
-"""Metrics by their names in the releases, the newest first (diag/vllm/metric_names.json has all, see `renamed`)."""
+CAPACITY = metric('num_requests_waiting_by_reason{reason="capacity"}')
+TTFT = metric("time_to_first_token_seconds")
+ITL = metric("inter_token_latency_seconds")
+E2E = metric("e2e_request_latency_seconds")
 CONFIG = (
     "api_server_count",
     "block_size",
@@ -76,18 +73,6 @@ def thousands(number: int) -> str:
 
 def one_of(names: Iterable[str]) -> str:
     return "|".join(names)
-
-
-def renamed(expression: str, names: tuple[str, ...]) -> str:
-    """Return an expression such as `increase({}_sum[$window])` of a metric under the name that the release gives it."""
-    return " or ".join(expression.replace("{}", name) for name in names)
-
-
-def usage(function: str) -> str:
-    """Return a function, such as `max_over_time({}[$window])`, of the usage of the KV cache; it needs three samples."""
-    sampled = "$kv_cache_usage_sampled", "$gpu_cache_usage_sampled"
-    of_names = (f"{function.format(name)} and {samples}" for name, samples in zip(KV_USAGE, sampled, strict=True))
-    return " or ".join(f"max by ($by) ({of_name})" for of_name in of_names)
 
 
 def declared(module: Mapping[str, Any], *texts: str, **imported: Any) -> tuple[tuple[Part, ...], dict[str, Signal]]:
@@ -206,9 +191,9 @@ def edge(limit: str) -> str:
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
 
 
-def within(limit: str, names: tuple[str, ...]) -> str:
-    """Return the observations at or below an edge of a histogram, under the name that the release gives it."""
-    return f"sum by ($by) ({renamed(f'increase({{}}_bucket{{{edge(limit)}}}[$window])', names)})"
+def within(limit: str, histogram: str) -> str:
+    """Return the observations at or below an edge of a histogram."""
+    return f"sum by ($by) (increase({histogram}_bucket{{{edge(limit)}}}[$window]))"
 
 
 def labelled(label: str, series: Mapping[str, str]) -> str:
@@ -260,9 +245,5 @@ def unless_unset(setting: str) -> Signal:
 
 PARTS, SIGNALS = declared(
     vars(),
-    f"""
-    kv_cache_usage_sampled: samples = count_over_time({KV_USAGE[0]}[$window]) >= 3
-    gpu_cache_usage_sampled: samples = count_over_time({KV_USAGE[1]}[$window]) >= 3
-    """,
     *(f"config_{name} = {configured(name)}" for name in CONFIG),
 )

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from diag.core.incident import reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
 from diag.knowledge.signals.expressions import (
-    PREFIX_CACHE_HITS,
     declared,
     labelled,
 )
@@ -24,7 +23,6 @@ OFFLOADING = (
     "|hf3fs_num_failed_save"
 )
 """Counters that a page has if its connector offloads KV blocks."""
-PREEMPTIONS_OF_A_REQUEST = ("vllm:request_num_preemptions",)
 FEW = 2.5
 """Failures; fewer than three are no rate. `increase` extrapolates, so a count is not a whole number."""
 FAILED_OFFLOADS = {
@@ -59,13 +57,6 @@ FLAT = 0.95
 
 PARTS, SIGNALS = declared(
     vars(),
-    f"""
-    # The KV cache that a prompt takes for itself: the whole prompt, unless prompts share prefixes. Then it is the cache
-    # that a running request holds, minus half of an output, its mean progress.
-    prefix_cache_hits: tokens = sum by ($by) (increase({PREFIX_CACHE_HITS[0]}[$window]))
-    prefix_cache_hits_of_any_release: tokens =
-        $prefix_cache_hits or sum by ($by) (increase({PREFIX_CACHE_HITS[1]}[$window]))
-    """,
     *(
         f"""
     # failures and expired leases: only a prefill instance sees that KV blocks expire, and it counts no transfer; each

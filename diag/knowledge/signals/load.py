@@ -13,7 +13,6 @@ from diag.knowledge.signals.expressions import (
     TTFT,
     declared,
     labelled,
-    renamed,
 )
 
 ENOUGH = 10
@@ -23,7 +22,6 @@ BUDGETS = {"TTFT": "ttft", "inter-token latency": "itl", "end-to-end latency": "
 HISTOGRAMS = {"ttft": TTFT, "itl": ITL, "e2e": E2E}
 LATENCIES = {latency: (f"${name}_count", f"${name}_within_slo") for latency, name in BUDGETS.items()}
 """All observations of each latency, and those within the SLO."""
-P99 = "histogram_quantile(0.99, sum by ($by, le) (increase({}_bucket[$window])))"
 SCATTER = 1.4
 """Root mean square of the KV blocks of requests, as a multiple of their mean: that of exponential lengths (judged)."""
 MONTH = 30 * 86_400
@@ -56,7 +54,10 @@ def _of_latencies(part: str) -> str:
 PARTS, SIGNALS = declared(
     vars(),
     *map(_burn_rate, BUDGETS.values()),
-    *(f"{name}_p99: seconds = {renamed(P99, names)}" for name, names in HISTOGRAMS.items()),
+    *(
+        f"{name}_p99: seconds = histogram_quantile(0.99, sum by ($by, le) (increase({histogram}_bucket[$window])))"
+        for name, histogram in HISTOGRAMS.items()
+    ),
 )
 
 

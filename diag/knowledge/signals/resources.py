@@ -23,7 +23,6 @@ OVERSIZE = 1.92
 """Multiple of --kv-offloading-size that vLLM 0.26 was seen to take of a hybrid model (vllm#53042, open)."""
 ROOM = 0.8
 """Share of the host's memory that a smaller buffer aims at: below NEARLY_FULL, with room for bursts."""
-FAST_TOKENS = "histogram_quantile(0.25, sum by ($by, le) (last_over_time({}_bucket[$window])))"
 SECONDS_TO_DRAIN = 900
 """Seconds in which a server drains and another one starts; the sentence of `host_memory_ends` writes them in words."""
 

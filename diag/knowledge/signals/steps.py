@@ -17,7 +17,6 @@ from diag.knowledge.signals.expressions import (
 
 PAUSE_EDGES = (*STALL_BUCKETS, 80)
 """Edges of the histogram of inter-token latencies, in seconds."""
-MEDIAN = "histogram_quantile(0.5, sum by ($by, le) (increase({}_bucket[$window])))"
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
 )
@@ -46,10 +45,6 @@ def _known(metric: str, part: str = "") -> str:
 
 PARTS, SIGNALS = declared(
     vars(),
-    f"""
-    prefills_within_freeze_seconds: requests = {within("$freeze_seconds", ("vllm:request_prefill_time_seconds",))}
-    prompts_within_500_tokens: requests = {within("500", ("vllm:request_prompt_tokens",))}
-    """,
     *(
         f"""
     itl_within_{_name(above)}: tokens = {within(f"{above:g}", ITL)}
