@@ -25,8 +25,7 @@ from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import NOTHING, known_failure
 from diag.knowledge.platforms import incident_on_rocm, look_alike_on_rocm
-from diag.knowledge.signals.answers import failed_share
-from diag.knowledge.signals.forward_progress import successful_scrapes
+from diag.knowledge.signals import failed_share, successful_scrapes
 from diag.vllm.command.free_text import hidden
 
 LOG_ENDS, WHY = REASONS["log_ends"], REASONS["incidents"]

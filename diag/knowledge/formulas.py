@@ -18,11 +18,17 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident, Part, Signal, regroup, seconds
-from diag.knowledge.signals import DECLARED
-from diag.knowledge.signals.gpu import infiniband_link_errors, infiniband_ports_down, nvlinks_trained_again
-from diag.knowledge.signals.load import time_until_ttft_missed
-from diag.knowledge.signals.peers import tokens_of_peers
-from diag.knowledge.signals.steps import bandwidth_share, compute_share
+from diag.core.metric_prefix import in_any_release
+from diag.knowledge.signals import (
+    DECLARED,
+    bandwidth_share,
+    compute_share,
+    infiniband_link_errors,
+    infiniband_ports_down,
+    nvlinks_trained_again,
+    time_until_ttft_missed,
+    tokens_of_peers,
+)
 from diag.promql import Formula, pretty
 
 PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
@@ -141,7 +147,7 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
     promql = asked if isinstance(asked, str) else asked.promql
     if ago:
         promql = promql.replace("[$window]", f"[$window] offset {ago}")
-    text = PLACEHOLDER.sub(put, promql)
+    text = in_any_release(PLACEHOLDER.sub(put, promql))
     if isinstance(asked, str):
         return Formula("", text, parts)
 

@@ -282,20 +282,13 @@ def _scraped(queries: QueryCache, promql: str) -> Floats:
 
 
 def _latency(queries: QueryCache, name: str) -> Latency:
-    """Read a latency off its histogram; each release has one of its names."""
-
-    def quantile(share: float) -> float | None:
-        found = (
-            value(queries, f"histogram_quantile({share}, sum by ($by, le) (increase({metric}_bucket[$window])))")
-            for metric in HISTOGRAMS[name]
-        )
-        return next((seconds for seconds in found if seconds is not None), None)
-
-    p50, p90, p99 = map(quantile, (0.5, 0.9, 0.99))
+    """Read a latency off its histogram."""
+    histogram = HISTOGRAMS[name]
+    buckets = f"sum by ($by, le) (increase({histogram}_bucket[$window]))"
+    p50, p90, p99 = (value(queries, f"histogram_quantile({share}, {buckets})") for share in (0.5, 0.9, 0.99))
     count, in_time = (value(queries, promql) for promql in LATENCIES[name])
     late = max(0.0, 1 - in_time / count) if count and in_time is not None else None
-    buckets = (_bucket(queries, metric) for metric in HISTOGRAMS[name])
-    return Latency(p50, p90, p99, count or 0.0, late, next(filter(None, buckets), None))
+    return Latency(p50, p90, p99, count or 0.0, late, _bucket(queries, histogram))
 
 
 def _bucket(queries: QueryCache, metric: str) -> tuple[float, float | None] | None:

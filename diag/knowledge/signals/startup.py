@@ -10,7 +10,7 @@ more, its capacity was higher. Times whose requests were longer or less cached a
 """
 
 from diag.core import log_events as events
-from diag.knowledge.signals.expressions import any_of, labelled, parts, signal
+from diag.knowledge.signals.expressions import declared, labelled
 from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS, SLEEP_STATE
 from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH, lately, log_value, since_start
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
@@ -91,7 +91,7 @@ def _since(ago: str) -> str:
     """
 
 
-PARTS = parts(
+PARTS, SIGNALS = declared(
     vars(),
     f"""
     upgraded_release: series = {" or ".join(f"$upgraded_within_{ago}" for ago in AGO)}
@@ -109,194 +109,6 @@ PARTS = parts(
     SLEEP_STATE=SLEEP_STATE,
     lately=lately,
     since_start=since_start,
-)
-
-startup_failed = signal(
-    "engine start failed: bool = $start_failed",
-    "the log reports a failed engine start, and nothing has started since: {value}",
-    culprit_promql=f'(last_over_time({EVENT_TIME}{{event!~"{"|".join(events.NO_START_FAILURE)}"}}[$window]) > 0)'
-    " >= on (instance) group_left () ($last_startup_progress by (instance))",
-    culprit_label="{event}",
-)
-starting = signal(
-    "engine starting: bool = $in_starting_phase * (1 - $vllm_up) * (1 - $start_failed)",
-    "the log shows a start in progress and /metrics does not answer yet: {value}",
-    culprit_promql=f"last_over_time({SPENT}[$window]) and on (instance, phase)"
-    f" (last_over_time({PHASE}{{{IS_STARTING}}}[$window]) == 1)",
-    culprit_label="{phase} for {value}",
-    culprit_unit="seconds",
-)
-processes = signal(
-    "vLLM processes: processes = count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total[$window])"
-    " unless on (instance, pid) $ended_or_orphaned)",
-    "running processes of this vLLM: {value}",
-)
-start_under_way = signal(
-    "start under way: bool = clamp_max(($starts_by_log or $scraped) + ($starts_by_process or $scraped), 1)",
-    "the log or the process table shows a start under way: {value}",
-)
-crashed_lately = signal(
-    "crash within 15 minutes: bool = " + lately("time_of_crash", TOLD_FOR),
-    "the server crashed within the last 15 minutes: {value}",
-    culprit_promql=f"time() - last_over_time({LOG_CRASH}[$window]) < {TOLD_FOR}"
-    ' or label_replace($time_of_kill_before_start > 0, "event", "kernel_oom_kill", "", "")',
-    culprit_label="{event}",
-)
-started_since_crash = signal(
-    "start since the crash: bool ="
-    " (($last_startup_progress > bool $time_of_crash) or $scraped) + $newer_process > bool 0",
-    "the server was started again after the crash: {value}",
-    context=True,
-    culprit_promql='label_replace($ready_again, "state", "recovered at", "", "")'
-    ' or on (instance) label_replace($answers_again, "state", "restarted at", "", "")'
-    ' or on (instance) label_replace($start_since_crash, "state", "restarting since", "", "")',
-    culprit_label="{state} {value}",
-    culprit_unit="unix time",
-)
-crashes_or_down = signal(
-    "second crash, or not back yet: bool = " + any_of(again="($crashes_in_a_row >= bool 2)", down="$does_not_answer"),
-    "the server crashed at least twice, or does not answer yet: {value}",
-)
-crash_time = signal(
-    "time of the last crash: unix time = $time_of_crash",
-    "the last crash was at {value}",
-    culprit_promql=f'last_over_time({LOG_CRASH}{{text!=""}}[$window])',
-    culprit_label="{text}",
-)
-last_start_failed = signal(
-    "last start failed: bool = $start_failed or $scraped",
-    "the last start failed before the server was ready: {value}",
-)
-crashes_in_a_row = signal(
-    "crashes in a row: crashes = (max by ($by) (last_over_time(diag_vllm_log_consecutive_crashes[$window]))"
-    " or max by ($by) (changes(diag_vllm_process_start_time_seconds[15m]))"
-    " or max by ($by) (changes(process_start_time_seconds[15m])))"
-    " and on (instance) ($vllm_seen_today or $engines_seen_today)",
-    "crashes in a row: {value}",
-)
-sign_of_crash = signal(
-    "crash at a scrape: bool = " + any_of(crashed="($crashes_in_a_row > bool 0)", down="$does_not_answer"),
-    "the server does not answer, or has crashed and not served for long since: {value}",
-)
-startup_overdue = signal(
-    "start-up phase / its usual duration: ratio ="
-    f" max by ($by) ({' or '.join(f'${phase}_per_usual' for phase in USUAL_SECONDS)})",
-    "the slowest start-up phase has taken {value} times its usual duration",
-    culprit_promql=f"last_over_time({SPENT}[$window]) > 1",
-    culprit_label="{phase} {value}",
-    culprit_unit="seconds",
-)
-time_without_startup_progress = signal(
-    "time without start-up progress: seconds = (time() - $last_startup_progress) * $in_starting_phase",
-    "the start has made no progress for {value}",
-)
-in_graph_capture = signal(
-    "in CUDA-graph capture: bool ="
-    f' max by ($by) (last_over_time({PHASE}{{phase="{events.CUDA_GRAPH_CAPTURE}"}}[$window]))',
-    "the start is in CUDA-graph capture: {value}",
-)
-processes_still_running = signal(
-    "vLLM processes still running: processes ="
-    " $vllm_processes or $no_process_left or 0 * $processes_seen_today or 0 * $last_startup_progress + 1",
-    "running processes of this vLLM (1 where none has been seen yet): {value}",
-    context=True,
-)
-startup_seconds = signal(
-    "start-up time so far: seconds = $phase_seconds",
-    "the start has taken {value} so far",
-)
-twice_the_startup = signal(
-    "twice the start-up time so far: seconds = 2 * $phase_seconds",
-    "twice the start-up time so far is {value}",
-)
-weights_read_rate = signal(
-    "weights read from storage / s: bytes ="
-    " sum by ($by) (rate(diag_vllm_process_read_bytes_total[$window])) * ($loads_weights == 1)",
-    "vLLM reads its weights at {value} per second",
-)
-weights_time_left = signal(
-    "time until the weights are loaded: seconds ="
-    " (1 / (max by ($by) (last_over_time(diag_vllm_startup_progress_ratio[$window])) > 0) - 1)"
-    f" * max by ($by) (last_over_time({SPENT}{{{LOADING}}}[$window])) * ($loads_weights == 1)",
-    "at this rate the rest of the weights takes {value}",
-)
-probe_failures_allowed = signal(
-    "startupProbe failureThreshold (10 s period): probes = ceil(1.5 * $phase_seconds / 10)",
-    "{value} probes, 10 s apart, cover 1.5 times the start-up time so far",
-)
-requests_cut_at_shutdown = signal(
-    "requests cut off by a shutdown: bool = " + any_of(cut="$requests_cut_lately", killed="$drain_killed"),
-    "requests failed within 15 minutes because the server was told to stop: {value}",
-)
-requests_in_flight_at_shutdown = signal(
-    "requests in flight cut off: requests = " + log_value(events.CUT_AT_SHUTDOWN, "requests"),
-    "requests in flight that the shutdown cut off: {value}",
-)
-requests_refused_at_shutdown = signal(
-    "requests refused during the drain: requests = " + log_value(events.CUT_AT_SHUTDOWN, "refused"),
-    "requests that arrived during the drain and failed: {value}",
-)
-shutdown_time = signal(
-    "time of the last request cut off: unix time ="
-    f" $time_of_{events.CUT_AT_SHUTDOWN} > 0 or $time_of_{events.DRAIN_STARTED}",
-    "the last request was cut off at {value}",
-)
-waited_for_requests = signal(
-    f"shutdown with a drain: bool = {lately(DRAIN_TIME, TOLD_FOR)} or $scraped",
-    "the engine waited for its requests before it ended: {value}",
-)
-latency_of_long_requests = signal(
-    "end-to-end latency (p99 of an hour): seconds = histogram_quantile(0.99, $latency_buckets_within_an_hour)",
-    "99 % of the requests took at most {value}",
-)
-woken_from_level_2 = signal(
-    # "no" is proven by a page that shows no such sleep, by a sleep that lasts, or by calls of which none woke it up
-    "awake after weights were discarded: bool ="
-    " ($weights_discarded * (1 - $asleep_now) * $woken_up) or 0 * ($weights_discarded == 0)"
-    " or 0 * ($asleep_now == 1) or 0 * ($woken_up == 0)",
-    "the engine woke from sleep level 2, which discards the weights: {value}",
-)
-weights_reloaded = signal(
-    "weights loaded since the start: bool = $weights_loaded_again",
-    "a call that may load weights was counted since the start, or the log shows a reload: {value}",
-)
-wake_ups = signal(
-    "calls of /wake_up: calls = $wake_up_calls or 0 * $calls_counted",
-    "calls of /wake_up since the start: {value}",
-)
-elastic_scaling = signal(
-    "elastic scaling under way: bool = $scales or $scraped",
-    "the number of data-parallel engines is being changed: {value}",
-)
-scaling_time = signal(
-    f"time of the last elastic scaling: unix time = $time_of_{events.SCALING_STARTED}",
-    "the last elastic scaling began at {value}",
-)
-changes_under_way = signal(
-    "change under way: bool ="
-    " $engine_seen + on (instance) group_left () ($weights_in_transfer > 0 or $scales > 0) or $engine_seen",
-    "a weight update, a sleep, a wake-up or an elastic scaling is under way: {value}",
-)
-
-upgraded = signal(
-    "upgraded within the last day: bool ="
-    " max by ($by) ($upgraded_release) or $one_release_within_a_day or $not_restarted",
-    "the server runs another release than before, and has for 20 minutes: {value}",
-    culprit_promql="$upgraded_release",
-    culprit_label="vLLM {version}",
-)
-slower_since_upgrade = signal(
-    "time per token / before the upgrade: ratio = max by ($by) ($slower_speeds)",
-    "at the same load, a token takes {value} times as long as before the upgrade",
-    needs="a quarter of an hour with the earlier release and requests like now's",
-    culprit_promql="$slower_speeds > 1.1",
-    culprit_label="{speed} {value}x that of {ago} ago",
-)
-flags_changed_with_upgrade = signal(
-    "settings that changed with the upgrade: settings ="
-    f" count by ($by) ($flags_of_other_value) or 0 * max by ($by) (last_over_time(diag_vllm_config[{SPAN}]))",
-    "settings that have another value than before the upgrade: {value}",
-    context=True,
-    culprit_promql="$flags_of_other_value",
-    culprit_label="{flag}",
+    EVENT_TIME=EVENT_TIME,
+    log_value=log_value,
 )
