@@ -99,7 +99,10 @@ def sized(model: Model, setup: Setup, concurrency: int = 0, judge: Judge = ledge
     share = min(share, setup.batched_tokens)
     if setup.default_sequences and 0 < least < state_blocks_needed(model, setup):
         return judge(model, replace(setup, sequences=least), {})
-    return judge(model, replace(setup, sequences=share), {}) if setup.sequences < share else page
+    if setup.sequences >= share:
+        return page
+    more = judge(model, replace(setup, sequences=share), {})  # whose steps leave less for the KV cache
+    return more if held(more) >= share else judge(model, replace(setup, sequences=max(held(more), setup.sequences)), {})
 
 
 def deployment(
