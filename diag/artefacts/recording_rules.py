@@ -9,11 +9,10 @@ from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
 from diag.core.incident import Incident, RecordingRule
 from diag.core.metric_families import THROTTLE_REASONS
-from diag.core.metric_prefix import in_any_release, metric
+from diag.core.metric_prefix import GENERATED, RUNNING, in_any_release
 from diag.knowledge.containers import RECORDING_RULES, joined, label_list, of_pods, servers
 from diag.knowledge.formulas import SLOW_INTERVAL, formula, rule_set
 from diag.knowledge.signals import ITL, TTFT
-from diag.knowledge.signals.expressions import RUNNING
 from diag.promql import pretty
 
 INTERVAL = "1m"
@@ -78,7 +77,6 @@ BY = "by (job, model_name)"
 DAYS = 7
 FEWEST_DAYS = 3
 """Days with a value, below which there is no band."""
-GENERATED = metric("generation_tokens_total")
 
 
 def _rate(name: str) -> str:

@@ -20,24 +20,6 @@ from diag.core.declarations import Mistake, read
 OWN = "vllm:"
 ANY = "(?:[a-zA-Z0-9_]+_)?vllm[_:]"
 """Matches every prefix; a recording rule (`job:vllm:...`) has none."""
-PROBE = "num_requests_running"
-"""The metric that every release has from its first scrape on."""
-_RAY = "ray_"
-_RAY_BESIDE = {
-    "num_preemptions_total": "num_requests_running",
-    "generation_tokens_total": "num_requests_running",
-    "prompt_tokens_total": "num_requests_running",
-    "request_success_total": "num_requests_running",
-    "iteration_tokens_total_count": "num_requests_running",
-    "prefix_cache_hits_total": "prefix_cache_queries_total",
-}
-"""Counters that every server has; a missing counter is 0 where its companion metric exists."""
-_ON_PAGE = re.compile(rf"^({ANY}){PROBE}[ {{]".encode(), re.MULTILINE)
-_SERIES = re.compile(rb"^vllm:(\w+)(\{.*\}) ", re.MULTILINE)
-_REPLICAS = [re.compile(rb"^vllm:.*[{,]" + label + rb'="([^"]+)"') for label in (b"ReplicaId", b"WorkerId")]
-_ENGINE = re.compile(rb'([{,]engine="[^"]*)(")')
-_IN_PROMQL = re.compile(r'(?<![\w:])vllm:(?=[a-z("])')
-_SUFFIX = "(?:_(?:total|bucket|sum|count|created))?"
 
 
 class MetricNames(NamedTuple):
@@ -53,14 +35,42 @@ class MetricNames(NamedTuple):
         return ()
 
 
-@cache
-def _renamed() -> Mapping[str, tuple[str, ...]]:
-    return read(Path(__file__).parent / "vllm_metrics.toml", MetricNames).renamed
+_RENAMED = read(Path(__file__).parent / "vllm_metrics.toml", MetricNames).renamed
+PROBE = "|".join(("num_requests_running", *_RENAMED.get("num_requests_running", ())))
+"""The names of the metric that every release has from its first scrape on, as a regular expression."""
+
+
+_RAY = "ray_"
+_RAY_BESIDE = {
+    "num_preemptions_total": "num_requests_running",
+    "generation_tokens_total": "num_requests_running",
+    "prompt_tokens_total": "num_requests_running",
+    "request_success_total": "num_requests_running",
+    "iteration_tokens_total_count": "num_requests_running",
+    "prefix_cache_hits_total": "prefix_cache_queries_total",
+}
+"""Counters that every server has; a missing counter is 0 where its companion metric exists."""
+_ON_PAGE = re.compile(rf"^({ANY})(?:{PROBE})[ {{]".encode(), re.MULTILINE)
+_SERIES = re.compile(rb"^vllm:(\w+)(\{.*\}) ", re.MULTILINE)
+_REPLICAS = [re.compile(rb"^vllm:.*[{,]" + label + rb'="([^"]+)"') for label in (b"ReplicaId", b"WorkerId")]
+_ENGINE = re.compile(rb'([{,]engine="[^"]*)(")')
+_IN_PROMQL = re.compile(r'(?<![\w:])vllm:(?=[a-z("])')
+_SUFFIX = "(?:_(?:total|bucket|sum|count|created))?"
 
 
 def metric(name: str) -> str:
     """Return the name of a metric of vLLM in expressions and samples, from its name in diag."""
     return OWN + name
+
+
+RUNNING = metric("num_requests_running")
+WAITING = metric("num_requests_waiting")
+FINISHED = metric("request_success_total")
+GENERATED = metric("generation_tokens_total")
+PROMPTED = metric("prompt_tokens_total")
+CACHE_INFO = metric("cache_config_info")
+SERVES = f'{{__name__=~"{RUNNING}|{GENERATED}"}}'
+"""Selects series that each server has."""
 
 
 @cache
@@ -74,7 +84,7 @@ def _selections(name: str) -> re.Pattern[str]:
 @lru_cache(maxsize=4096)
 def in_any_release(promql: str) -> str:
     """Return PromQL that selects renamed metrics by all of their names, "increase(x[5m]) or increase(y[5m])"."""
-    for name, others in _renamed().items():
+    for name, others in _RENAMED.items():
         if OWN + name in promql:
             promql = _selections(name).sub(lambda selection: _by_all(selection, name, others), promql)  # noqa: B023
     return promql
@@ -90,7 +100,7 @@ def _by_all(selection: re.Match[str], name: str, others: tuple[str, ...]) -> str
 
 def _with_names_of_diag(page: bytes) -> bytes:
     """Return a page with renamed metrics under their names in diag, unless it has these as well."""
-    for name, others in _renamed().items():
+    for name, others in _RENAMED.items():
         for other in others:
             if b"vllm:" + other.encode() in page and b"\nvllm:" + name.encode() not in page:
                 lines = rf"^((?:# (?:HELP|TYPE) )?vllm:){other}(?={_SUFFIX}[ {{])".encode()

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident, Part, Signal, regroup, seconds
-from diag.core.metric_prefix import in_any_release
+from diag.core.metric_prefix import GENERATED, RUNNING, WAITING, in_any_release
 from diag.knowledge.signals import (
     DECLARED,
     bandwidth_share,
@@ -41,15 +41,12 @@ GENERATION = "diag_rules:generation"
 
 Their label `generation` identifies the rules.
 """
-_SERVERS = 'group by (instance) (last_over_time({__name__=~"vllm:num_requests_running|diag_vllm_up"}[1d]))'
-_ENGINES = (
-    "group by (instance, engine)"
-    ' (last_over_time({__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[5m]))'
-)
+_SERVERS = f'group by (instance) (last_over_time({{__name__=~"{RUNNING}|diag_vllm_up"}}[1d]))'
+_ENGINES = f'group by (instance, engine) (last_over_time({{__name__=~"{RUNNING}|{WAITING}|{GENERATED}"}}[5m]))'
 _GPUS = 'group by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[5m]))'
 SUBJECTS = {
-    ("instance",): _SERVERS,
-    ("instance", "engine"): f"{_ENGINES} or on (instance) instance:{GENERATION}",
+    ("instance",): in_any_release(_SERVERS),
+    ("instance", "engine"): f"{in_any_release(_ENGINES)} or on (instance) instance:{GENERATION}",
     ("instance", "gpu"): f"{_GPUS} or on (instance) instance:{GENERATION}",
 }
 """Subjects of the rules: servers; engines and GPUs, and each server without a visible one."""
@@ -314,7 +311,7 @@ def served_models(labels: Sequence[str]) -> str:
     server, evaluated = f"on ({', '.join(labels)})", generation_series(("instance",), labels)
     places = {"": labels} if labels != ("instance",) else {'{pod!=""}': ("namespace", "pod"), '{pod=""}': labels}
     named = " or ".join(
-        f'label_join(label_join(group by ({by}) (vllm:num_requests_running{matcher}), "server", "/",'
+        f'label_join(label_join(group by ({by}) ({in_any_release(RUNNING + matcher)}), "server", "/",'
         f' {", ".join(map(json.dumps, names))}), "place", " at ", "model_name", "server")'
         for matcher, names in places.items()
     )

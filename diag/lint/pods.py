@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from diag.core.formatting import gibibytes, plural
+from diag.core.metric_prefix import OWN
 from diag.lint.flags import other_program
 from diag.lint.host import offloaded, utilization
 from diag.lint.removed import V1
@@ -21,7 +22,7 @@ _SLOW_PATHS = {
     "/metrics": "the page is large, and is served also if the engine is dead",
 }
 _DISTRIBUTED = re.compile(r"\bray\b|multi-node|LeaderWorkerSet|RayCluster|RayService")
-_TOKEN = re.compile(r"(?<![\w:])(vllm:)?([a-z][a-z0-9_]*)(?=\s*[{\[)]|\s*$)")
+_TOKEN = re.compile(rf"(?<![\w:])({OWN})?([a-z][a-z0-9_]*)" r"(?=\s*[{\[)]|\s*$)")
 
 _ROOT, _DISABLED = "VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE"
 
@@ -221,14 +222,14 @@ def memory_limit_too_low(target: LintTarget) -> Iterator[Match]:
 def autoscaler_metric_missing(target: LintTarget) -> Iterator[Match]:
     for query in target.command.container.metrics if target.command.container else ():
         for prefix, name in _TOKEN.findall(query):
-            first, last = known().get(f"vllm:{SUFFIX.sub('', name)}", ("", ""))
+            first, last = known().get(f"{OWN}{SUFFIX.sub('', name)}", ("", ""))
             newest = max((last for _, last in known().values()), key=release)
             if prefix and not first:
-                yield Match(f"No known vLLM release exports vllm:{name[:60]}")
+                yield Match(f"No known vLLM release exports {OWN}{name[:60]}")
             elif prefix and not (target.since(first) and (last == newest or at_least(last, target.version))):
-                yield Match(f"vLLM {target.version} does not export vllm:{name}: releases {first} to {last} do")
+                yield Match(f"vLLM {target.version} does not export {OWN}{name}: releases {first} to {last} do")
             elif first and not prefix and name != query.strip():
-                yield Match(f"vLLM exports vllm:{name}, not {name}", fix=f"Write vllm:{name}")
+                yield Match(f"vLLM exports {OWN}{name}, not {name}", fix=f"Write {OWN}{name}")
 
 
 @rule()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from diag.core.formatting import quantity
 from diag.core.metric_families import Sample
+from diag.core.metric_prefix import FINISHED, GENERATED, PROMPTED, RUNNING, WAITING, metric
 from diag.exposition.scrapes import Reading
 from diag.log.parse_line import AnsweredRequest
 from diag.log.trackers import quote
@@ -126,7 +127,7 @@ SHORTEST_ANSWER = 16
 and so the time that they waited from below."""
 ROOMY = 0.9
 """KV cache usage up to which no request was preempted: no release prints preemptions (0.11 - 0.33 forget them)."""
-DONE = "vllm:request_success_total"
+DONE = FINISHED
 """Answered requests; the log tells no reason for which one finished, so the series has no label for it."""
 LINE = re.compile(
     r"(?:Engine (?P<engine>\d{1,6}): |\d{1,6} Engines Aggregated: )?"
@@ -274,16 +275,16 @@ class LoadLines:
             if len(self.engines) == 1 and answers is not None:
                 finished = float(self._uncounted + self._settled)
             values: dict[str, float] = {
-                "vllm:num_requests_running": load.running,
-                "vllm:num_requests_waiting": load.waiting,
-                "vllm:prompt_tokens_total": load.prompt_tokens,
-                "vllm:generation_tokens_total": load.output_tokens,
-                "vllm:time_to_first_token_seconds_count": finished,
+                RUNNING: load.running,
+                WAITING: load.waiting,
+                PROMPTED: load.prompt_tokens,
+                GENERATED: load.output_tokens,
+                metric("time_to_first_token_seconds_count"): finished,
             }
             if load.highest_usage <= ROOMY:
-                values["vllm:num_preemptions_total"] = 0
+                values[metric("num_preemptions_total")] = 0
             if load.usage is not None:
-                values["vllm:kv_cache_usage_perc"] = load.usage
+                values[metric("kv_cache_usage_perc")] = load.usage
             for name, value in values.items():
                 yield {"__name__": name, "engine": engine}, float(value)
             if load.deferred is not None or not load.waiting:
@@ -292,7 +293,7 @@ class LoadLines:
                     ("deferred", load.deferred or 0),
                 ):
                     yield (
-                        {"__name__": "vllm:num_requests_waiting_by_reason", "engine": engine, "reason": reason},
+                        {"__name__": f"{WAITING}_by_reason", "engine": engine, "reason": reason},
                         float(count),
                     )
             yield {"__name__": DONE, "engine": engine}, finished

@@ -16,6 +16,7 @@ import numpy as np
 
 from diag.core.formatting import number, quantity
 from diag.core.incident import Condition, Fix, Incident
+from diag.core.metric_prefix import RUNNING
 from diag.core.subjects import label_value
 from diag.diagnosis.decision_table import COMPARE
 from diag.diagnosis.diagnose import Diagnosis
@@ -23,7 +24,7 @@ from diag.diagnosis.proposals import command_in, moves, written
 from diag.diagnosis.query_cache import GPU_NAMES, MODELS, VERSIONS
 from diag.diagnosis.report import SAME_LOAD, Finding, ServerSnapshot
 from diag.knowledge import signals
-from diag.knowledge.signals import E2E, ITL, RUNNING, TTFT
+from diag.knowledge.signals import E2E, ITL, TTFT
 from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
 

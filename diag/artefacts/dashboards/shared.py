@@ -18,9 +18,9 @@ from diag.artefacts.names import (
 )
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident, Signal, regroup
-from diag.core.metric_prefix import OWN, in_any_release, metric
+from diag.core.metric_prefix import GENERATED, OWN, RUNNING, in_any_release, metric
 from diag.knowledge.formulas import DRAWN, DRAWN_OVER, comparison, formula
-from diag.knowledge.signals import DECLARED, E2E, ITL, RUNNING, TTFT, error_budget_burn_rate
+from diag.knowledge.signals import DECLARED, E2E, ITL, TTFT, error_budget_burn_rate
 from diag.knowledge.signals.gpu import THERMAL
 from diag.knowledge.signals.peers import MODEL
 from diag.promql import add_matchers
@@ -119,7 +119,7 @@ STATES = {
 }
 SEVERITIES = {"info": 2, "warning": 3, "critical": 4}
 KV_CACHE_USAGE = f"max by ($by) ({metric('kv_cache_usage_perc')})"
-GENERATED = f"sum by ($by) (rate({metric('generation_tokens_total')}[$window]))"
+OUTPUT_RATE = f"sum by ($by) (rate({GENERATED}[$window]))"
 
 
 class LinePanel(NamedTuple):

@@ -17,10 +17,8 @@ from diag.core import log_events as events
 from diag.core.declarations import Mistake, did_you_mean, no_key, shown_path, typed
 from diag.core.errors import BadDeclaration
 from diag.core.incident import Part, Signal
-from diag.core.metric_prefix import metric
+from diag.core.metric_prefix import CACHE_INFO, RUNNING, WAITING, metric
 
-RUNNING = metric("num_requests_running")
-WAITING = metric("num_requests_waiting")
 NOW = {gauge: f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING)}
 IN_FLIGHT = " + ".join(NOW.values())
 CAPACITY = metric('num_requests_waiting_by_reason{reason="capacity"}')
@@ -179,10 +177,10 @@ def setting_value(setting: str) -> str:
 
 
 def cache_config_has(label: str, pattern: str) -> str:
-    """Return 1 for each instance whose label of vllm:cache_config_info matches the pattern, else 0."""
+    """Return 1 for each instance whose label of cache_config_info matches the pattern, else 0."""
     return (
-        f'(max by (instance) (last_over_time(vllm:cache_config_info{{{label}=~"{pattern}"}}[$window]))'
-        " or 0 * max by (instance) (last_over_time(vllm:cache_config_info[$window])))"
+        f'(max by (instance) (last_over_time({CACHE_INFO}{{{label}=~"{pattern}"}}[$window]))'
+        f" or 0 * max by (instance) (last_over_time({CACHE_INFO}[$window])))"
     )
 
 
@@ -239,7 +237,7 @@ def running_value(flag: str) -> Signal:
 
 def unless_unset(setting: str) -> Signal:
     """Return the value of a KV cache setting, 0 if vLLM exports that it is not set."""
-    unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
+    unset = f'0 * max by (instance) (last_over_time({CACHE_INFO}{{{setting}="None"}}[$window]))'
     return running_value(setting)._replace(promql=f"{setting_value(setting)} or {unset}")
 
 

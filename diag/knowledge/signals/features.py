@@ -4,6 +4,7 @@ A server without the feature has the value 0; on a release that does not export 
 """
 
 from diag.core import log_events as events
+from diag.core.metric_prefix import metric
 from diag.knowledge.signals.expressions import declared
 from diag.knowledge.signals.load import ENOUGH
 from diag.knowledge.signals.log import HEARSAY_TIME, lately, since_start
@@ -17,12 +18,12 @@ ENOUGH_DRAFTED = 200
 SHORT_CONTEXT, LONG_CONTEXT = 4096, 16_384
 """Tokens per running request: what drafts are trained on, and where drafts trained on short texts are lost."""
 RECENT = "300"
-"""Seconds. A series of vllm:lora_requests_info is a set of adapters that ran together; its value is the last time."""
-ADAPTER_SETS = 'vllm:lora_requests_info{running_lora_adapters!=""}'
+"""Seconds. A series of ADAPTER_SETS is a set of adapters that ran together; its value is the last time."""
+ADAPTER_SETS = metric('lora_requests_info{running_lora_adapters!=""}')
 MOST_LISTED = 8
 """Adapters of a set that are read."""
 GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{events.GRAMMAR_FAILED}|{events.GRAMMAR_REJECTED}"}}'
-TOOL_PARSES = "vllm:tool_call_parser_invocations_total"
+TOOL_PARSES = metric("tool_call_parser_invocations_total")
 CHAT = 'outcome="no_tool_call",request_type!="responses"'
 """The Responses API has the parser search answers of requests without tools as well."""
 TOOL_ERRORS = f'diag_vllm_log_events_total{{event="{events.TOOL_PARSER_FAILED}"}}'

@@ -1,6 +1,7 @@
 """Signals of forward progress: the engine processes tokens, and the server responds."""
 
 from diag.core import log_events as events
+from diag.core.metric_prefix import metric
 from diag.knowledge.signals.expressions import declared
 from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
 
@@ -10,7 +11,7 @@ STOPPING_SECONDS = 60
 """Seconds between the log line of a requested stop and the last page of the server."""
 OOM_KILL_SECONDS = 120
 """Seconds between the end of a server and the kill of a process by the kernel; one of them is seen at a scrape."""
-SLEEP_STATE = "vllm:engine_sleep_state"
+SLEEP_STATE = metric("engine_sleep_state")
 HEALTH = "diag_vllm_health_status"
 WORKER_EXIT = f'diag_vllm_log_value{{event="{events.WORKER_DIED}",field="exit_code"}}'
 DEATHS_OF_ENGINES = (events.ENGINE_DEAD, events.WORKER_DIED)

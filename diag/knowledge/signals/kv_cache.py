@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from diag.core.incident import reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
+from diag.core.metric_prefix import metric
 from diag.knowledge.signals.expressions import (
     declared,
     labelled,
@@ -17,7 +18,7 @@ from diag.knowledge.signals.expressions import (
 from diag.knowledge.signals.load import ENOUGH
 
 KV_ERRORS = f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'
-KV_FETCHES = 'vllm:num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}'
+KV_FETCHES = metric('num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}')
 OFFLOADING = (
     "kv_offload_store_bytes|simple_kv_offload_save_outcomes|mooncake_store_operation_keys|umbp_transfer_submitted"
     "|hf3fs_num_failed_save"
@@ -44,7 +45,7 @@ DROPPED_STORES = {
 
 def _increases(label: str, counters: Mapping[str, str]) -> str:
     """Return the increases of counters, each with its key as the value of a label."""
-    return labelled(label, {key: f"increase(vllm:{name}[$window])" for key, name in counters.items()})
+    return labelled(label, {key: f"increase({metric(name)}[$window])" for key, name in counters.items()})
 
 
 LARGEST_KERNEL_BLOCK = 256
