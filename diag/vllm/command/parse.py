@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
-from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
+from diag.vllm.command.command import (
+    NOTATIONS,
+    Command,
+    from_file,
+    is_dropped,
+    is_help,
+    is_server,
+    options,
+    read_config_file,
+)
 from diag.vllm.command.container import Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
@@ -22,6 +31,7 @@ from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
 _IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_OTHER_IMAGE = re.compile(r"[\w.-]+(?:/[\w-][\w.-]*)+(?::[\w.-]+)?")
 _CONTAINERS = re.compile(
     r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
 )
@@ -58,9 +68,12 @@ def image(words: Sequence[str]) -> Image:
         before, named = words[at - 1], words[at].removeprefix("--image=")
         is_option = before == "--image" or named != words[at]
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
-        if not (is_option if by_option else not is_value) or not _IMAGE.fullmatch(named):
+        if not (is_option if by_option else not is_value):
             continue
-
+        if not _IMAGE.fullmatch(named):
+            if not by_option and _OTHER_IMAGE.fullmatch(named):
+                return Image()
+            continue
         entry = at + 1
         if by_option:
             entry = words.index("--") + 1 if "--" in words else len(words)
@@ -285,6 +298,8 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
             continue
         line = launch.line or _line(lines, launch.place, [command.line for command in commands])
         for command in started:
+            if len(launches) > 1 and is_help(command):
+                continue
             commands.append(
                 command._replace(
                     writing=launch.name,
@@ -462,6 +477,8 @@ def _find_servers(
     if start is not None:
         assigned = _assignments(words[:start])
         server = _command(words, start, {**environment, **assigned}, folder, version)
+        if is_help(server) and not is_alone:
+            return
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
 
 
@@ -484,7 +501,8 @@ def _serve_end(words: Sequence[str]) -> int | None:
         after = words[at + 1] if at + 1 < len(words) else ""
         if after == "serve" and _PROGRAM.fullmatch(Path(word).name):
             return at + 2
-        if is_server(word) and (after == "serve" or not word.endswith(".cli.main")):
+        is_named = is_server(word) and words[at - 1] not in ("import", "from")
+        if is_named and (after == "serve" or not word.endswith(".cli.main")):
             return at + 2 if after == "serve" else at + 1
     return None
 
