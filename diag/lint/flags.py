@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from diag.lint.removed import INEFFECTIVE, REPLACED_VARIABLES, V1, V1_ONLY, ReplacedVariable
 from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
-from diag.vllm.command.command import HELP, Command, Given
+from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import Flag, known, parsers
 from diag.vllm.metric_names import newest, reads, variables
 
@@ -56,11 +56,7 @@ def other_program(command: Command) -> str:
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
-    return [
-        mention
-        for mention in target.command.given
-        if mention.option is None and not is_open(mention.spelled) and mention.spelled not in HELP
-    ]
+    return [mention for mention in target.command.given if mention.option is None and not is_open(mention.spelled)]
 
 
 @lru_cache(maxsize=4)

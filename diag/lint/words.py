@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
-from diag.vllm.command.command import Command, Given, is_help
+from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known
 
 _SWITCHES_TOOK_WORDS = "0.8.5"
@@ -133,7 +133,7 @@ def _is_without_model(command: Command) -> bool:
 
 def _has_model(command: Command) -> bool:
     """Return True if the command starts a server, and names its model or may do so."""
-    return not is_help(command) and not _is_without_model(command)
+    return not _is_without_model(command)
 
 
 def _model_flags(command: Command) -> list[Given]:
@@ -143,7 +143,7 @@ def _model_flags(command: Command) -> list[Given]:
 
 @rule()
 def no_model(target: LintTarget) -> Iterator[Match]:
-    if _is_without_model(target.command) and not is_help(target.command):
+    if _is_without_model(target.command):
         default = "Qwen/Qwen3-0.6B" if target.since("0.9.0") else "a default model"
         yield Match(why=f"vLLM {target.version} serves {default}")
 

@@ -403,6 +403,23 @@ TABLE = {
         pod("m, -tp, 2", ", resources: {limits: {aws.amazon.com/neuroncore: 2}}"),
         [{}],
     ),
+    "an array that branches add to": (
+        "s.sh",
+        'cmd=(vllm serve "$M")\nif [ "$A" ]; then cmd+=(--swap-space 4); fi\nexec "${cmd[@]}"\n',
+        [{"removed_flag": 1}],
+    ),
+    "a command in a variable": ("s.sh", 'C="vllm serve \\"$M\\" --swap-space 4"\nstart "$C"\n', [{"removed_flag": 1}]),
+    "a value that is empty at first": (
+        "s.sh",
+        'M=""\nL=""\ncase "$1" in --len) L="$2";; esac\nif [ "$L" ]; then A+=(--max-model-len "$L"); fi\n'
+        'vllm serve "$M" "${A[@]}"\n',
+        [{}],
+    ),
+    "a Helm template": (
+        "deployment.yaml",
+        "{{- if .Values.on }}\n" + pod("--model, '{{ .Values.m }}', --temperature, '1'") + "{{- end }}\n",
+        [{"unknown_flag": 2}],
+    ),
     "what only looks like a server": (
         "s.sh",
         "vllm serve --help\npython3 -c 'import vllm.entrypoints.openai.api_server'\n"
@@ -595,7 +612,7 @@ def test_folders_and_patterns_stand_for_their_launches(tmp_path: Path) -> None:
 
 
 UNREAD = {
-    "h.yaml": ("kind: Pod\nspec:\n  {{- range .Values.x }}\n  - vllm\n  {{- end }}\n", "this is a Helm template"),
+    "h.yaml": ("kind: Pod\nspec:\n  containers:\n  {{- range .Values.x }}\n  - vllm\n  {{- end }}\n", "this is a Helm template"),
     "large.sh": ("vllm serve m\n" + "# x\n" * 2**19, "cannot be read: it is larger than 1 MiB"),
     "q.sh": ("vllm serve 'm --port 1\n", "the command has an unclosed quotation mark"),
 }  # fmt: skip

@@ -21,9 +21,6 @@ _SERVER = re.compile(
     r"(?:\w*vllm\.)?vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)|dynamo\.vllm"
 )
 
-HELP = ("--help", "-h")
-"""Options that argparse itself adds."""
-
 
 class Given(NamedTuple):
     """One option: its spelling, its `values` (none for a switch), and the words it takes in the command.
@@ -224,11 +221,6 @@ _EXTRA = ("VLLM_EXTRA_ARGS", "VLLM_ADDITIONAL_ARGS")
 _OF_THE_WORKER = frozenset[str](NOTATIONS["worker_own"])
 _SAGEMAKER = "SM_VLLM_"
 """Amazon SageMaker's images of vLLM turn each variable with this prefix into a flag."""
-
-
-def is_help(command: Command) -> bool:
-    """Return True if a command prints its help, and starts no server."""
-    return any(mention.spelled in HELP for mention in command.given)
 
 
 def flag(name: str) -> str:

@@ -535,7 +535,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
         error = failure
     whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if why := template(whole):
-        raise BadUsage(f"{name}: {why}")
+        error = BadUsage(f"{name}: {why}")
     documents = []
     for part in _DOCUMENT.split(whole)[:_MOST_DOCUMENTS]:
         with suppress(BadUsage):
