@@ -2,7 +2,7 @@
 
 A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that
 were found after the fit are a third set. The second set was gathered later, and half of it kept aside before the second
-fit: those with an even SHA-256; so was the third set before the third fit.
+fit: those with an even SHA-256; so were the third and the fourth set before theirs.
 """
 
 import csv
