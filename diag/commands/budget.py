@@ -261,7 +261,8 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
         planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
         planned = replace(planned, length=length or planned.length, auto_length=False)
         is_fixed = started.get("--tensor-parallel-size") or planned.pipeline * planned.data > 1
-        return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in TENSORS]
+        joined = [tensor for tensor in TENSORS if tensor <= gpu.joined]
+        return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in joined]
 
     first = set_up(kinds[0])[0]
     check(model, first)

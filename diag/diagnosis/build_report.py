@@ -359,6 +359,9 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             return f"{LOG_ENDS[ending.state].format(last=last.removesuffix('.'))}. {failure.means} {failure.do}"
         if failure:
             return f"its log ends in the middle of the start, at the line {last!r}. {failure.means} {failure.do}"
+    if ending.state == "stopped" and (waited := known_failure([last], "", "", context=ending.context)):
+        if waited.is_decided:
+            return f"{waited.means} {waited.do} Then it was ended from outside: {last}"
     if ending.state == "lost":
         if any(line.event == ANSWERS for line in ending.lines):
             return shows["request_alone"]

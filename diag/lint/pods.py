@@ -111,6 +111,12 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     return target.local_ranks()
 
 
+_WITHOUT_GPUS = {
+    "docker run": ("--gpus", "Add --gpus all"),
+    "pod": ("nvidia.com/gpu in its resources", "Add a limit of nvidia.com/gpu"),
+}
+
+
 @rule()
 def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
     pod, needed = target.command.container, _ranks_in_pod(target)
@@ -120,12 +126,12 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
         command = target.command
         is_vllms = command.image.rpartition("/")[2].partition(":")[0] == "vllm-openai"
         is_for_cuda = is_vllms and command.get("--device") is None and "VLLM_TARGET_DEVICE" not in command.environment
-        if not pod.is_pod and pod.is_whole and is_for_cuda:
-            by = "--gpus" if pod.kind == "docker run" else "gpus or devices in deploy.resources.reservations"
+        if pod.is_whole and is_for_cuda:
+            by, fix = _WITHOUT_GPUS.get(pod.kind, ("gpus or devices in deploy.resources.reservations", "Add gpus: all"))
             yield Match(
                 f"The container has no GPU: no {by}",
-                "vLLM's image finds no GPU and exits, unless nvidia is the default runtime of Docker on that host",
-                "Add --gpus all" if pod.kind == "docker run" else "Add gpus: all",
+                "vLLM's image finds no GPU and exits, unless nvidia is the default runtime of containers on that host",
+                fix,
                 severity="error" if pod.kind == "docker run" else "warning",
             )
         return

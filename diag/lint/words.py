@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
+from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known
 
@@ -122,21 +122,18 @@ def config_false_ignored(target: LintTarget) -> Iterator[Match]:
 # -- the model and the entry point
 
 
-def _is_help(command: Command) -> bool:
-    return any(mention.spelled in HELP for mention in command.given)
-
-
 def _is_without_model(command: Command) -> bool:
     """Return True unless a model is named, a shell may fill one in, or there are flags alone."""
     is_part = command.writing in ("a --config file", "a Dockerfile")  # the model comes with the command
     # an overlay of Compose, or a patch, names neither the image nor any argument
     is_part = is_part or (command.image == "vllm" and command.arguments == len(command.words))
+    is_part = is_part or bool(command.config and command.elsewhere)
     return not command.model and not is_part and command.arguments > 0 and not any(map(is_open, command.words))
 
 
 def _has_model(command: Command) -> bool:
     """Return True if the command starts a server, and names its model or may do so."""
-    return not _is_help(command) and not _is_without_model(command)
+    return not _is_without_model(command)
 
 
 def _model_flags(command: Command) -> list[Given]:
@@ -146,7 +143,7 @@ def _model_flags(command: Command) -> list[Given]:
 
 @rule()
 def no_model(target: LintTarget) -> Iterator[Match]:
-    if _is_without_model(target.command) and not _is_help(target.command):
+    if _is_without_model(target.command):
         default = "Qwen/Qwen3-0.6B" if target.since("0.9.0") else "a default model"
         yield Match(why=f"vLLM {target.version} serves {default}")
 
