@@ -404,6 +404,11 @@ TABLE = {
         pod("m, -tp, 2", ", resources: {limits: {aws.amazon.com/neuroncore: 2}}"),
         [{}],
     ),
+    "the program of an image that has one": (
+        "Dockerfile",
+        f'FROM {IMAGE[7:]}\nCMD ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"]\n',
+        [{"entry_point_repeated": 2}],
+    ),
     "an array that branches add to": (
         "s.sh",
         'cmd=(vllm serve "$M")\nif [ "$A" ]; then cmd+=(--swap-space 4); fi\nexec "${cmd[@]}"\n',
