@@ -359,9 +359,9 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             return f"{LOG_ENDS[ending.state].format(last=last.removesuffix('.'))}. {failure.means} {failure.do}"
         if failure:
             return f"its log ends in the middle of the start, at the line {last!r}. {failure.means} {failure.do}"
-    if ending.state == "stopped" and (waited := known_failure([last], "", "", context=ending.context)):
-        if waited.is_decided:
-            return f"{waited.means} {waited.do} Then it was ended from outside: {last}"
+    waited = known_failure([last], "", "", context=ending.context) if ending.state == "stopped" else None
+    if waited and waited.is_decided:
+        return f"{waited.means} {waited.do} Then it was ended from outside: {last}"
     if ending.state == "lost":
         if any(line.event == ANSWERS for line in ending.lines):
             return shows["request_alone"]
@@ -371,7 +371,7 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"
             place = f" {who} {hidden(stands)}." if stands else ""
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
-    if last.startswith("KeyboardInterrupt"):
+    if last.startswith("KeyboardInterrupt") and "terminated" not in last:
         return shows["interrupted"]
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""
     return LOG_ENDS[ending.state].format(last=last, usual=usual)

@@ -48,7 +48,8 @@ FAR_BEHIND, OLD = 3, 12
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
 _SETTING = re.compile(
-    r"--(?P<no>no-)?(?P<flag>[a-z][a-z\d-]+)(?![\w.=-])(?: (?P<value>[\w.]*\w))?|(?P<variable>\b[A-Z]+_[A-Z\d_]+=[\w.:-]*\w)"
+    r"--(?P<no>no-)?(?P<flag>[a-z][a-z\d-]+)(?![\w.=-])(?: (?P<value>[\w.]*\w))?"
+    r"|(?P<variable>\b[A-Z]+_[A-Z\d_]+=[\w.:-]*\w)"
 )
 """An option with the word behind it, or a variable of the environment, in an advice."""
 _LESS = re.compile(r"(?i)\b(?:halve|lower|smaller|fewer) ")
@@ -62,7 +63,7 @@ _OPTIONS = re.compile(r"\[(?P<names>--[\w.-]+(?:, --[\w.-]+)*)\]")
 _GIVEN = re.compile(r"non-default args: \{(?P<args>.*)\}")
 _FLAG = re.compile(r"(?<![\w-])(?P<name>--[a-z][a-z0-9-]+)(?P<other>[^();,]{0,40}\((?:since|before|\d))?")
 """An option in an advice; in brackets may stand since when vLLM has it."""
-_REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take")
+_REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take|instead|in place of")
 _OF_CONTAINER = re.compile(r"docker|container")
 _UPGRADE = re.compile(r"\b([Uu]pgrade vLLM)\b")
 _WORD = re.compile(r"[a-z]+(?:'s)?(?=[ ,:])")

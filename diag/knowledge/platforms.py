@@ -15,7 +15,10 @@ from diag.core.log_events import LogContext
 from diag.vllm.flags.registry import release
 
 PLATFORMS = (
-    ("rocm", re.compile(r"\bHIP\b|HSA_STATUS|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b")),
+    (
+        "rocm",
+        re.compile(r"\bHIP\b|hipBLAS|HSA_STAT|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b"),
+    ),
     ("npu", re.compile(r"\bNPU\b|torch_npu|vllm[_-]ascend|\bHCCL\b|\bCANN\b")),
     ("xpu", re.compile(r"\bXPU\b|xpu_worker|oneCCL|Level ?Zero|UR_RESULT")),
     ("tpu", re.compile(r"tpu_inference|\bTPU\b|jax\.errors|JaxRuntimeError")),

@@ -36,8 +36,9 @@ OF_OTHERS = re.compile(
 )
 OF_CHOICES = re.compile(
     r"[Bb]ackend|Initializing an? |non-default args|detected platform|loading took|weights took|NCCL version"
-    r"|Available KV cache memory|CUDA graph memory|Waiting for creating a placement|FlashInfer is not|Unknown vLLM environment"
-    r"|compute capability|Encoder cache will|>>> Call stack dump #|Compilation Successfully Completed"
+    r"|Available KV cache memory|CUDA graph memory|Waiting for creating a placement|FlashInfer is not|fatal error: "
+    r"|Unknown vLLM environment|compute capability|Encoder cache will|>>> Call stack dump #|for XPU device"
+    r"|Compilation Successfully Completed"
 )
 """Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
 SAME_END = 600.0

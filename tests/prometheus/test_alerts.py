@@ -104,8 +104,9 @@ def test_an_alert_fires_in_a_real_promtool_at_the_same_moment(tmp_path: Path, na
 
 
 def test_a_real_promtool_fires_no_other_alert(tmp_path: Path) -> None:
-    """The servers: one in a cascade, one with a stopped rank (nightly), and a healthy one with all series of its host."""
-    sick = {name: timelines.faulty(name)[0] for name in ("kv_eviction_cascade", "tp_communication_stall")[: 1 + THOROUGH]}
+    """The servers: one in a cascade, every night one with a stopped rank, and a healthy one with all of its host."""
+    ill = ("kv_eviction_cascade", "tp_communication_stall")[: 1 + THOROUGH]
+    sick = {name: timelines.faulty(name)[0] for name in ill}
     series = {**sick, "healthy": timeline("healthy", *CALM, *timelines.TOLD, before=CALM)}
     found = all_fired(RULES, series, metrics_read(), tmp_path, PLACES[1])
     for name, values in series.items():

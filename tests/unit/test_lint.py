@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import scripted_nvml
 from support.paths import MODELS, ROOT
+from support.rows import each_row
 from support.schemas import validator
 from support.scripted_nvml import GIB, H100, T4
 
@@ -472,7 +473,7 @@ def test_values_of_the_config_that_the_command_line_overrides_are_an_info(tmp_pa
     assert {finding.rule: finding.severity for finding in said}["given_twice"] == "info"
 
 
-@pytest.mark.parametrize("version", versions())
+@each_row("version", versions())
 def test_a_plain_command_is_clean_for_every_release(version: str) -> None:
     words = "--tensor-parallel-size 2 --max-model-len 8192 --gpu-memory-utilization 0.9 --max-num-seqs 64 --port 8000"
     assert not rules(f"vllm serve m {words} --enable-prefix-caching --trust-remote-code", version)

@@ -12,7 +12,7 @@ import pytest
 from support.paths import ROOT
 from support.sampling import some
 
-PARTS = "knowledge/signals/load.promql"
+PARTS, LOG_SIGNALS = "knowledge/signals/load.promql", "knowledge/signals/log.promql"
 INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/rules.toml"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
@@ -63,6 +63,7 @@ MISTAKES = [
     (PARTS, "\nsentence: mean number", "\n# mean number", "the signal 'requests_running' lacks the key 'sentence'"),
     (PARTS, "(mean): requests =", "(mean); requests =", "must be `words: unit = PromQL`"),
     (PARTS, "[requests_running_median]", "[requests_running]", ":74: the signal 'requests_running' exists twice"),
+    (LOG_SIGNALS, "{events.FAULT_OVER}", "{events.FAULT_OVR}", "events has no 'FAULT_OVR' (did you mean FAULT_OVER?)"),
     (PARTS, "needs: {ENOUGH}", "needs: {ENUOGH}", "'ENUOGH' is not defined (did you mean ENOUGH?)"),
     (
         PARTS,

@@ -8,7 +8,7 @@ settings and from the memory that they leave free.
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import reduce
+from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, get_type_hints
@@ -59,6 +59,7 @@ _PART = re.compile(r"(?P<name>\w+)(?:: ?(?P<unit>[^(=]*?))?(?: ?\((?P<group>[^=]
 
 
 _FIELDS = get_type_hints(Signal)
+_FILES = {file.stem for file in Path(__file__).parent.glob("*.promql")}
 
 
 def percent(share: float) -> str:
@@ -79,10 +80,11 @@ def declared(module: Mapping[str, Any], *texts: str, **imported: Any) -> tuple[t
     A part is a line `name: unit (reason for the member) = PromQL`; unit and reason may be missing. A signal is a line
     `[name]`, by which incidents refer to it, a line `words: unit = PromQL`, and a line `field: value` for each further
     field of Signal. An indented line continues the one above; # begins a comment. `{NAME}` stands for a name of the
-    module, of this one, or an imported one, `{events.NAME}` for a log event, and `{function text; NAME; key: text}` for
-    what a function returns. In the sentences of a signal, `{name}` is its value or a label.
+    module, of this one, or a given one, `{steps.NAME}` for one of another module of signals, `{events.NAME}` for a log
+    event, and `{function text; NAME; key: text}` for what a function returns. In the sentences of a signal, `{name}` is
+    its value or a label.
     """
-    names = {"events": events, **globals(), **module, **imported}
+    names = {**globals(), **module, **imported}
     file = Path(module["__file__"]).with_suffix(".promql")
     written = _statements(file.read_text(encoding="utf-8"))
     declared_parts: list[Part] = []
@@ -142,14 +144,18 @@ def _filled(text: str, names: Mapping[str, Any], is_text: bool = False) -> str:
 
     def meant(word: str) -> Any:
         first, *attributes = word.split(".")
-        return reduce(getattr, attributes, names[first]) if first in names else word
+        if not attributes or first not in {"events", *_FILES}:
+            return names.get(word, word)
+        module = events if first == "events" else import_module(f"{__package__}.{first}")
+        if not hasattr(module, attributes[0]):
+            raise Mistake(f"{first} has no '{attributes[0]}'{did_you_mean(attributes[0], dir(module))}")
+        return getattr(module, attributes[0])
 
     def put(place: re.Match[str]) -> str:
         if is_text and place[1].islower() and not place[2]:
             return place[0]
-        if place[1].partition(".")[0] not in names:
+        if (value := meant(place[1])) == place[1]:
             raise Mistake(f"'{place[1]}' is not defined{did_you_mean(place[1], names)}")
-        value = meant(place[1])
         if not callable(value):
             return str(value)
         words = [word.groups() for word in _ARGUMENT.finditer(_PLACE.sub(put, place[2] or ""))]

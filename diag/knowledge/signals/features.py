@@ -6,9 +6,7 @@ A server without the feature has the value 0; on a release that does not export 
 from diag.core import log_events as events
 from diag.core.metric_prefix import metric
 from diag.knowledge.signals.expressions import declared
-from diag.knowledge.signals.load import ENOUGH
-from diag.knowledge.signals.log import HEARSAY_TIME, lately, since_start
-from diag.knowledge.signals.peers import MODEL, PEERS
+from diag.knowledge.signals.log import lately
 from diag.vllm.routes import GENERATING_ROUTES
 
 WORTHWHILE = 0.3
@@ -60,10 +58,4 @@ PARTS, SIGNALS = declared(
     """
         for event in (events.KV_SCALES_MISSING, events.FLOAT16_CAST)
     ),
-    ENOUGH=ENOUGH,
-    HEARSAY_TIME=HEARSAY_TIME,
-    MODEL=MODEL,
-    PEERS=PEERS,
-    lately=lately,
-    since_start=since_start,
 )

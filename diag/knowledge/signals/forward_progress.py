@@ -3,7 +3,7 @@
 from diag.core import log_events as events
 from diag.core.metric_prefix import metric
 from diag.knowledge.signals.expressions import declared
-from diag.knowledge.signals.log import CLAIM_TIME, EVENT_TIME, HEARSAY_TIME, event_time
+from diag.knowledge.signals.log import CLAIM_TIME, event_time
 
 WARM_STEPS = 100
 """Steps after which an engine has seen the common batch shapes; each earlier step may compile a kernel."""
@@ -31,7 +31,4 @@ PARTS, SIGNALS = declared(
     claimed_death: lines =
         count by ($by) (last_over_time({CLAIM_TIME}{{state="open",event=~"{"|".join(DEATHS_OF_ENGINES)}"}}[$window]))
     """,
-    event_time=event_time,
-    EVENT_TIME=EVENT_TIME,
-    HEARSAY_TIME=HEARSAY_TIME,
 )

@@ -15,7 +15,6 @@ from diag.knowledge.signals.expressions import (
     declared,
     labelled,
 )
-from diag.knowledge.signals.load import ENOUGH
 
 KV_ERRORS = f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'
 KV_FETCHES = metric('num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}')
@@ -75,7 +74,6 @@ PARTS, SIGNALS = declared(
     """
         for connector in ("nixl", "mooncake")
     ),
-    ENOUGH=ENOUGH,
 )
 
 PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"

@@ -9,7 +9,6 @@ what is usual; with two, the other engine does.
 from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
 from diag.knowledge.signals.expressions import declared
-from diag.knowledge.signals.gpu import as_of_first_node
 from diag.knowledge.signals.log import lately
 
 MODEL = f"{', '.join(GROUP)}, model_name"
@@ -53,8 +52,6 @@ PARTS, SIGNALS = declared(
     log_waits_for_a_rank: bool = {lately(WAITS, 120)} * (${WAITS} >= bool $last_startup_progress or 1 + 0 * ${WAITS})
     """,
     *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
-    EXPERT_BALANCE=EXPERT_BALANCE,
-    as_of_first_node=as_of_first_node,
 )
 
 

@@ -9,8 +9,7 @@ from diag.core import log_events as events
 from diag.core.formatting import GIB
 from diag.core.incident import Signal
 from diag.knowledge.signals.expressions import declared
-from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS
-from diag.knowledge.signals.log import EVENT_TIME, event_time, lately, since_start
+from diag.knowledge.signals.log import event_time
 
 DEVICE_FAULTS = (events.CUDA_ERROR, events.NCCL_TIMEOUT, events.ALL_TO_ALL_TIMEOUT)
 LATE = 0.25
@@ -77,10 +76,6 @@ PARTS, SIGNALS = declared(
     stopped_or_traced_processes: bool = {halted_by_engine(in_state("stopped|traced", "engine|worker"))}
     """,
     GIB=GIB,
-    OOM_KILL_SECONDS=OOM_KILL_SECONDS,
-    since_start=since_start,
-    EVENT_TIME=EVENT_TIME,
-    lately=lately,
 )
 
 

@@ -11,8 +11,6 @@ more, its capacity was higher. Times whose requests were longer or less cached a
 
 from diag.core import log_events as events
 from diag.knowledge.signals.expressions import declared, labelled
-from diag.knowledge.signals.forward_progress import OOM_KILL_SECONDS, SLEEP_STATE
-from diag.knowledge.signals.log import EVENT_TIME, LOG_CRASH, lately, log_value, since_start
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 PHASE = "diag_vllm_startup_phase"
@@ -104,11 +102,4 @@ PARTS, SIGNALS = declared(
         for phase, usual in USUAL_SECONDS.items()
     ),
     *map(_since, AGO),
-    LOG_CRASH=LOG_CRASH,
-    OOM_KILL_SECONDS=OOM_KILL_SECONDS,
-    SLEEP_STATE=SLEEP_STATE,
-    lately=lately,
-    since_start=since_start,
-    EVENT_TIME=EVENT_TIME,
-    log_value=log_value,
 )
