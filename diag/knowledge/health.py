@@ -9,11 +9,12 @@ are served, and a report names them under "Not seen".
 from typing import NamedTuple
 
 from diag.core.incident import Condition, Signal, judged
+from diag.core.metric_prefix import metric
 from diag.knowledge import signals
 
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
-USAGE = signals.renamed("max by ($by) (max_over_time({}[$window]))", signals.KV_USAGE)
-COUNTED = 'sum by ($by) (increase({}_bucket{le="+Inf"}[$window]))'
+USAGE = f"max by ($by) (max_over_time({metric('kv_cache_usage_perc')}[$window]))"
+COUNTED = 'sum by ($by) (increase({}_bucket{{le="+Inf"}}[$window]))'
 """Latencies counted by the buckets from which pauses and late tokens are told: their sums alone show neither."""
 HARMFUL = judged("{threshold} of the answers or streams is what users notice")
 
@@ -55,7 +56,7 @@ PARTS = (
         # without a request in the window there is no latency, and behind Ray no histogram either
         Signal(
             "latencies observed",
-            f"({signals.renamed(COUNTED, signals.TTFT)} + ({signals.renamed(COUNTED, signals.ITL)}) + $e2e_count)"
+            f"({COUNTED.format(signals.TTFT)} + {COUNTED.format(signals.ITL)} + $e2e_count)"
             " or 0 * ($requests_in_flight_peak + ($finished_requests or 0 * $requests_in_flight_peak) == 0)",
             "latencies observed: {value}",
             "observations",

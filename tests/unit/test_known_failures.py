@@ -3,11 +3,11 @@
 import re
 
 import pytest
+from support.rows import each_row
 
 from diag.core.log_events import LogContext
 from diag.knowledge.known_failures import FUNCTIONS, PLACE, RESERVE, FailureKind, known_failure, table
 
-KINDS = [pytest.param(each, id=each.id) for each in table()]
 HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -rf (?:/|~)(?:\s|$)")
 COSTLY = re.compile(r"--gpu-reset|[Rr]eplace (?:it|the (?:GPU|card))|power it off|reboot|rm -r|RMA")
 USELESS = re.compile(r"(?i)^(?:check the (?:log|configuration)|see the log|roll back|report (?:it|this))[^,;]{0,20}\.$")
@@ -31,13 +31,13 @@ def test_there_are_kinds_of_every_file() -> None:
     assert len({each.id for each in table()}) == len(table()) >= 120
 
 
-@pytest.mark.parametrize("failure", KINDS)
+@each_row("failure", table())
 def test_an_example_shows_its_own_kind(failure: FailureKind) -> None:
     assert failure.pattern.search(failure.example)
     assert shown(failure) == failure.id
 
 
-@pytest.mark.parametrize("failure", KINDS)
+@each_row("failure", table())
 def test_texts_name_groups_and_functions_that_exist(failure: FailureKind) -> None:
     for place in PLACE.finditer(failure.means + failure.do):
         groups = {*failure.pattern.groupindex, *re.compile(failure.nearby).groupindex}
@@ -47,7 +47,7 @@ def test_texts_name_groups_and_functions_that_exist(failure: FailureKind) -> Non
     assert found is None or not re.search(r"\{\w", found.means + found.do)
 
 
-@pytest.mark.parametrize("failure", [each for each in KINDS if each.values[0].basis == "guess"])  # type: ignore[union-attr]
+@each_row("failure", [each for each in table() if each.basis == "guess"])
 def test_a_guess_gives_no_costly_action(failure: FailureKind) -> None:
     assert not COSTLY.search(failure.do)
 
@@ -134,7 +134,7 @@ def test_odd_numbers_of_an_error_are_no_crash(text: str) -> None:
     known_failure([text], "", "")
 
 
-@pytest.mark.parametrize("failure", KINDS)
+@each_row("failure", table())
 def test_a_pattern_is_bounded_and_an_advice_can_be_followed(failure: FailureKind) -> None:
     outside_of_classes = re.sub(r"(?<!\\)\[[^]]*\]", "x", failure.pattern.pattern)
     assert not re.search(r"(?<!\\)\.[*+]|\\[wS][*+]|x[*+]", outside_of_classes)

@@ -403,6 +403,82 @@ TABLE = {
         pod("m, -tp, 2", ", resources: {limits: {aws.amazon.com/neuroncore: 2}}"),
         [{}],
     ),
+    "an array that branches add to": (
+        "s.sh",
+        'cmd=(vllm serve "$M")\nif [ "$A" ]; then cmd+=(--swap-space 4); fi\nexec "${cmd[@]}"\n',
+        [{"removed_flag": 1}],
+    ),
+    "a command in a variable": ("s.sh", 'C="vllm serve \\"$M\\" --swap-space 4"\nstart "$C"\n', [{"removed_flag": 1}]),
+    "a value that is empty at first": (
+        "s.sh",
+        'M=""\nL=""\ncase "$1" in --len) L="$2";; esac\nif [ "$L" ]; then A+=(--max-model-len "$L"); fi\n'
+        'vllm serve "$M" "${A[@]}"\n',
+        [{}],
+    ),
+    "a Helm template": (
+        "deployment.yaml",
+        "{{- if .Values.on }}\n" + pod("--model, '{{ .Values.m }}', --temperature, '1'") + "{{- end }}\n",
+        [{"unknown_flag": 2}],
+    ),
+    "what only looks like a server": (
+        "s.sh",
+        "vllm serve --help\npython3 -c 'import vllm.entrypoints.openai.api_server'\n"
+        "docker run --rm -v /a:/b tools/pull -clean=true vllm/vllm-openai\nvllm serve m --swap-space 4\n",
+        [{"removed_flag": 1}],
+    ),
+    "help in Python": (
+        "s.py",
+        "import subprocess\nsubprocess.run(['vllm', 'serve', '--help=all'])\n"
+        "subprocess.run(['vllm', 'serve', 'm', '--swap-space', '4'])\n",
+        [{"removed_flag": 1}],
+    ),
+    "a placeholder of several words": ("s.sh", "vllm serve [YOUR MODEL or MODEL PATH]\n", [{}]),
+    "a parser may be in a variable": (
+        "s.sh",
+        'if [ -n "$tools" ]; then tool="--enable-auto-tool-choice"; fi\nvllm serve m $tool $extra\n',
+        [{}],
+    ),
+    "the model may be in the file of the container": (
+        "values.yaml",
+        "image: {repository: a/vllm-x, tag: latest}\n"
+        "command: [bash, -c, 'python patch.py && exec vllm serve --config /etc/c.yaml']\n",
+        [{}],
+    ),
+    "the values of some chart": (
+        "values.yaml",
+        "llm:\n  image: {repository: docker.io/vllm/vllm-openai, tag: v0.25.1-x86_64}\n  model: m\n"
+        "  tensorParallelSize: 2\n  enforceEager: false\n  extraArgs: [--swap-space=4]\n"
+        "  resources: {limits: {nvidia.com/gpu: 2}}\n  shmSizeLimit: 2Gi\n",
+        [{"removed_flag": 2}],
+    ),
+    "a command of some other YAML": (
+        "template.yml",
+        "app:\n  startCmd: >-\n    rm -Rf .venv &&\n    uv run vllm serve ${MODEL}\n    --swap-space 4\n",
+        [{"removed_flag": 1}],
+    ),
+    "a pod without a GPU": (
+        "p.yaml",
+        pod("m", ", resources: {limits: {cpu: 4, memory: 8Gi}}")
+        + "---\n"
+        + pod("m, --max-model-len, 1k", ", resources: {limits: {cpu: 4}}", ", runtimeClassName: nvidia")
+        + "---\n"
+        + pod("m, --max-model-len, 2k", ", resources: {limits: {cpu: 4, xpu.com/x: 1}}"),
+        [{"gpu_limit_differs": 1}, {}, {}],
+    ),
+    "variables that no release reads": (
+        "c.yaml",
+        compose(
+            service("m", "environment: [VLLM_WORKER_USE_NCCL=0]", "ipc: host", GPU % 'device_ids: ["0"]'),
+            service("n --port $$VLLM_MY_PORT", "environment: [VLLM_MY_PORT=1]", GPU % 'device_ids: ["1"]'),
+        ),
+        [{"variable_not_read": 1}, {}],
+    ),
+    "the context of a model that has another's shape": (
+        "s.sh",
+        "vllm serve deepseek-ai/DeepSeek-R1-Distill-Qwen-7B --max-model-len 16000\n"
+        "vllm serve Qwen/Qwen3Guard-Gen-8B --max-model-len 50000\n",
+        [{}, {}],
+    ),
     "a list that is added to another": (
         "s.py",
         'cmd = before()\ncmd += ["python3", "-m", "vllm.entrypoints.openai.api_server"]\ncmd += ["--model", m]\n',
@@ -536,7 +612,7 @@ def test_folders_and_patterns_stand_for_their_launches(tmp_path: Path) -> None:
 
 
 UNREAD = {
-    "h.yaml": ("kind: Pod\nspec:\n  {{- range .Values.x }}\n  - vllm\n  {{- end }}\n", "this is a Helm template"),
+    "h.yaml": ("kind: Pod\nspec:\n  containers:\n  {{- range .Values.x }}\n  - vllm\n  {{- end }}\n", "this is a Helm template"),
     "large.sh": ("vllm serve m\n" + "# x\n" * 2**19, "cannot be read: it is larger than 1 MiB"),
     "q.sh": ("vllm serve 'm --port 1\n", "the command has an unclosed quotation mark"),
 }  # fmt: skip
