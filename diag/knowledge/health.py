@@ -100,6 +100,9 @@ UNANSWERED = Signal(
 )
 """The page says nothing of an idle engine: the API server writes it. A busy one shows by its tokens that it works. An
 answer of vLLM's own in the window outweighs one that did not come."""
+LIVES = (signals.progress, HEALTH, signals.processes)
+"""What shows an idle engine: a token or a request since the first scrape, an answer of /health, a process. Its page is
+written by the API server, which outlives an engine (VLLM_KEEP_ALIVE_ON_ENGINE_DEATH)."""
 CONTRADICTED = (
     (
         PARTS[0],
