@@ -28,7 +28,8 @@ from diag.vllm.memory.shapes import closest, find_shape
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a config.json; the largest hold a few hundred kilobytes of quantization rules."""
-MOST_LAYERS = 2048
+MOST_LAYERS = 512
+"""Four times those of the deepest model that vLLM serves; a ledger takes time for each of them."""
 CACHE = "~/.cache/huggingface"
 CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 _REVISION = re.compile(r"(?:refs/pr/)?\w[\w.-]{0,100}", re.ASCII)
