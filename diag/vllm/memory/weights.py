@@ -123,6 +123,8 @@ def stages(model: Model, count: int) -> list[range]:
 
 def of_stage(model: Model, layers: range) -> Counter[WeightPart]:
     """Return the parts of a stage and how many there are of each; a model on one stage has a tied head once."""
+    if layers in model.counted:
+        return model.counted[layers]
     parts = Counter(chain.from_iterable(layer(model, at) for at in layers))
     first, last = layers.start == 0, layers.stop == model.layers
     if first:
@@ -130,6 +132,7 @@ def of_stage(model: Model, layers: range) -> Counter[WeightPart]:
     if last:
         norm = model.hidden * model.traits.final_norm * (2 if model.traits.norm_bias else 1)
         parts.update([WeightPart(norm)] + [embedding(model)] * (has_head(model) and not (model.tied and first)))
+    model.counted[layers] = parts
     return parts
 
 
