@@ -83,14 +83,11 @@ def with_tools(page: str) -> str:
     answers = connector_pages.value(page, 'vllm:request_success_total{engine="0",finished_reason="stop"')
     answers += connector_pages.value(page, 'vllm:request_success_total{engine="0",finished_reason="length"')
     labels = 'mode="{}",model_name="tiny",outcome="{}",request_type="chat_completions"'
-    numbers = {
-        ("non_streaming", "tool_call"): 0.25,
-        ("non_streaming", "no_tool_call"): 0.75,
-        ("streaming", "tool_call"): 0,
-    }
+    shares = {"tool_call": (0.25, 0.0), "no_tool_call": (0.75, 0.0)}
     return page + "".join(
-        connector_pages.counter(name, text, answers * share // 1, labels.format(*each))
-        for each, share in numbers.items()
+        connector_pages.counter(name, text, answers * share // 1, labels.format(mode, outcome))
+        for outcome, of_modes in shares.items()
+        for mode, share in zip(("non_streaming", "streaming"), of_modes, strict=True)
     )
 
 
