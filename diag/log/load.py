@@ -22,6 +22,7 @@ from typing import NamedTuple
 from diag.core.declarations import PACKAGE, document, typed
 from diag.core.formatting import quantity
 from diag.core.metric_families import Sample
+from diag.core.metric_prefix import FINISHED, GENERATED, PROMPTED, RUNNING, WAITING, metric
 from diag.exposition.scrapes import Reading
 from diag.log.parse_line import AnsweredRequest
 from diag.log.trackers import quote
@@ -129,7 +130,7 @@ SHORTEST_ANSWER = 16
 and so the time that they waited from below."""
 ROOMY = 0.9
 """KV cache usage up to which no request was preempted: no release prints preemptions (0.11 - 0.33 forget them)."""
-DONE = "vllm:request_success_total"
+DONE = FINISHED
 """Answered requests; the log tells no reason for which one finished, so the series has no label for it."""
 LINE = re.compile(
     r"(?:Engine (?P<engine>\d{1,6}): |\d{1,6} Engines Aggregated: )?"
@@ -175,9 +176,9 @@ def counted(text: str) -> Iterator[tuple[str, str, float]]:
     if line := DRAFTS.search(text):
         rates, accepted = [float(rate) for rate in line["rates"].split(", ")], float(line["mean"]) - 1
         drafts = float(line["accepted"]) / accepted if accepted > 0 else float(line["drafted"]) / len(rates)
-        yield "vllm:spec_decode_num_drafts_total", "", drafts
+        yield metric("spec_decode_num_drafts_total"), "", drafts
         for position, rate in enumerate(rates):
-            yield "vllm:spec_decode_num_accepted_tokens_per_pos_total", str(position), rate * drafts
+            yield metric("spec_decode_num_accepted_tokens_per_pos_total"), str(position), rate * drafts
 
 
 def reports_tokens(text: str) -> bool:
@@ -317,16 +318,16 @@ class LoadLines:
             if len(self.engines) == 1 and answers is not None:
                 finished = float(self._uncounted + self._settled)
             values: dict[str, float] = {
-                "vllm:num_requests_running": load.running,
-                "vllm:num_requests_waiting": load.waiting,
-                "vllm:prompt_tokens_total": load.prompt_tokens,
-                "vllm:generation_tokens_total": load.output_tokens,
-                "vllm:time_to_first_token_seconds_count": finished,
+                RUNNING: load.running,
+                WAITING: load.waiting,
+                PROMPTED: load.prompt_tokens,
+                GENERATED: load.output_tokens,
+                metric("time_to_first_token_seconds_count"): finished,
             }
             if load.highest_usage <= ROOMY:
-                values["vllm:num_preemptions_total"] = 0
+                values[metric("num_preemptions_total")] = 0
             if load.usage is not None:
-                values["vllm:kv_cache_usage_perc"] = load.usage
+                values[metric("kv_cache_usage_perc")] = load.usage
             for name, value in values.items():
                 yield {"__name__": name, "engine": engine}, float(value)
             for (of, name, position), count in self._counters.items():
@@ -338,7 +339,7 @@ class LoadLines:
                     ("deferred", load.deferred or 0),
                 ):
                     yield (
-                        {"__name__": "vllm:num_requests_waiting_by_reason", "engine": engine, "reason": reason},
+                        {"__name__": f"{WAITING}_by_reason", "engine": engine, "reason": reason},
                         float(count),
                     )
             yield {"__name__": DONE, "engine": engine}, finished
