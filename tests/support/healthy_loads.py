@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from support import connector_pages
 from support.scenarios import PHASES, config, gpu, log, started, text, workers
 from support.simulated_vllm import ROUTE, Engine, Limits, Request, page
 
@@ -50,6 +51,10 @@ class Kind:
     errors: tuple[float, ...] = ()
     """Times of single answers with 5xx."""
     sleeps: tuple[float, float] = (-1.0, -1.0)
+    families: Callable[[str], str] = str
+    """Changes a page: families that a connector or a parser adds."""
+    events: tuple[tuple[str, float], ...] = ()
+    """Events of the log, with seconds after the start."""
 
 
 def wave(low: float, high: float, period: float = HOUR) -> Rate:
@@ -67,6 +72,26 @@ def steps(*each: tuple[float, float]) -> Rate:
     return lambda t: next((rate for at, rate in reversed(each) if t >= at), 0.0)
 
 
+def offloaded(page: str) -> str:
+    """The page of a server with tiers of offloading whose jobs all succeed."""
+    return connector_pages.tiers(page, hits=0.4)
+
+
+def with_tools(page: str) -> str:
+    """The page of a server whose tool parser finds a call in a quarter of the answers."""
+    name, text = "vllm:tool_call_parser_invocations", "Total number of ToolParser invocations."
+    answers = connector_pages.value(page, 'vllm:request_success_total{engine="0",finished_reason="stop"')
+    answers += connector_pages.value(page, 'vllm:request_success_total{engine="0",finished_reason="length"')
+    labels = 'mode="{}",model_name="tiny",outcome="{}",request_type="chat_completions"'
+    shares = {"tool_call": (0.25, 0.0), "no_tool_call": (0.75, 0.0)}
+    return page + "".join(
+        connector_pages.counter(name, text, answers * share // 1, labels.format(mode, outcome))
+        for outcome, of_modes in shares.items()
+        for mode, share in zip(("non_streaming", "streaming"), of_modes, strict=True)
+    )
+
+
+RECOVERED = ("engine_fault_held", 100.0), ("engine_fault_over", 110.0)
 PAIR = Limits(connector="kv_producer"), Limits(connector="kv_consumer")
 KINDS: dict[str, Kind] = {
     "chat": Kind(steady(2)),
@@ -102,6 +127,9 @@ KINDS: dict[str, Kind] = {
     "pool often full, no preemption": Kind(
         clients=40, prompt=2200, answer=350, scatter=0.2, think=0.5, limits=Limits(num_gpu_blocks=7400, max_num_seqs=64)
     ),
+    "offloading with tiers": Kind(steady(2), cached=0.3, families=offloaded),
+    "tool calls": Kind(steady(2), families=with_tools),
+    "fault tolerance, recovered before": Kind(steady(2), exporter=True, events=RECOVERED),
     "small server": Kind(
         steady(0.5), prompt=200, answer=80, limits=Limits(max_num_seqs=16, step=0.03, num_gpu_blocks=4000)
     ),
@@ -188,7 +216,7 @@ class _Server:
         for engine in self.engines:
             engine.asleep = self.kind.sleeps[0] <= t < self.kind.sleeps[1]
             engine.run(self.begun + t)
-        shown = "" if failed else page(self.engines)
+        shown = "" if failed else self.kind.families(page(self.engines))
         return shown + self._beside(t, shown) if self.kind.exporter else shown
 
     def _beside(self, t: float, shown: str) -> str:
@@ -196,12 +224,12 @@ class _Server:
         busy = sum(engine.busy for engine in self.engines)
         share = min(1.0, max(0.0, busy - self.busy) / max(1e-9, t - self.told_at)) if t > self.told_at else 0.0
         self.busy, self.told_at = busy, t
-        limits = self.kind.limits
+        limits, ago = self.kind.limits, {event: 80 - seconds for event, seconds in self.kind.events}
         parts = (
             gpu(0, utilization_ratio=share, power_watts=110 + 480 * share, throttle_seconds_total__sw_power_cap=busy),
             workers(1.0),
             started(self.born),
-            log("ready" if shown else "load_weights", dict.fromkeys(PHASES[:-1], 10.0), start=self.born + 80),
+            log("ready" if shown else "load_weights", dict.fromkeys(PHASES[:-1], 10.0), start=self.born + 80, **ago),
             config(
                 max_num_seqs=limits.max_num_seqs,
                 max_num_batched_tokens=limits.max_num_batched_tokens,

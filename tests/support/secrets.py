@@ -117,7 +117,11 @@ NEXT_LINE = (
     "'{name}':\n'{value}',",
     "1 validation error for S\n{name}\n  Input should be shorter [type=x, input_value='{value}', input_type=str]",
 )
-FLAG_NEXT_LINE = ("vllm serve m \\\n  {name} \\\n  {value} \\\n  --port 8000", "- {name}\n- {value}\n- --port")
+FLAG_NEXT_LINE = (
+    "vllm serve m \\\n  {name} \\\n  {value} \\\n  --port 8000",
+    "- {name}\n- {value}\n- --port",
+    "{name}\n{value}\n--port",
+)
 """Where a value stands in the next line."""
 SEPARATED = (
     "{name} - {value}",
@@ -131,6 +135,7 @@ SEPARATED = (
 CAPITALS = ("VLLM_API_KEY", "API_KEY", "HF_TOKEN", "DB_PASSWORD", "AWS_SECRET_ACCESS_KEY")
 LANGUAGES = (
     *("Passwort", "Kennwort", "contraseña", "mot de passe", "senha", "hasło", "wachtwoord", "parola", "lösenord"),
+    *("jelszó", "heslo", "salasana", "adgangskode", "clave", "mật khẩu", "κωδικός", "كلمة المرور", "סיסמה"),
     *("пароль", "密码", "密碼", "パスワード", "비밀번호"),
 )
 PROGRAMS = (
@@ -149,8 +154,16 @@ PROGRAMS = (
     "mongosh -u me -p {value} h",
     "aws configure set aws_secret_access_key {value}",
     "smbclient //h/x -U me%{value}",
+    "az login --service-principal -u app -p {value} --tenant t",
+    "setx VLLM_API_KEY {value}",
+    "ENV HF_TOKEN {value}",
+    "set -gx DB_PASSWORD {value}",
+    "Incorrect API key provided: {value}. You can find your key at",
+    "POST https://hooks.slack.com/services/T00/B00/{value} failed",
+    "POST https://discord.com/api/webhooks/123/{value} failed",
+    "GET https://api.telegram.org/bot123:{value}/getMe failed",
 )
-"""Short options of programs whose value is a password."""
+"""Short options, words and addresses of programs that have a password behind them."""
 FLAG_OF_TWO_WORDS = ("vllm serve m {name}=part {value} --port 8000",)
 IN_A_PATH = "POST /services/T00/B00/{value}/x"
 UNNAMED = ("the client sent {value}", "'{value}' is unknown", "[{value}]", "a={value},b=2", IN_A_PATH)

@@ -36,6 +36,8 @@ triton_poi_fused__to_copy_add_mul_rsqrt_0 libcudart.so.12 cu128-cp312-cp312-many
 --tensor-parallel-size=8 max_tokens=128 eos_token='</s>' api_key=None
 the --api-key is not set, and --hf-token must be given; KeyError: 'model.layers.0.self_attn.qkv_proj.weight_scale'
 Bearer tokens and basic authentication; 70 tokens/s; token 5 of 9; docker run -u 1000:1000; https://h:8443/v1/models
+cache_key: /root/.cache/8b0e7153bf7c3706d85c524e440066559a6656c90bd5482a90a29b9fa5ff5180/rank_0, dispatch_key = CUDA
+ENV VLLM_USE_V1 1 and ENV PATH /usr/local/bin; no API key provided: the server is open; the enclave: none
 vllm-llama-3-3-70b-instruct-decode-7f9c8d6b5c-x2k4q 10.0.0.1:8000 [fe80::1]:8000 user@host key-value-pairs
 """
 """Ordinary text, of which no word may be hidden."""

@@ -173,7 +173,7 @@ def test_lines_behind_the_stats_line_are_counters(tmp_path: Path, text: str, hou
 
 
 def test_what_a_line_counts_is_named_as_on_the_page() -> None:
-    """Of a MultiConnector, which prints dictionaries, of Mooncake's store by operation, and by position in a draft."""
+    """Lines of a MultiConnector print dictionaries, those of Mooncake's store operations, of drafts positions."""
     lines = (
         "KV Transfer metrics: NixlConnector={'Num successful transfers': 5, 'Num failed transfers': 2, 'Num KV expired "
         "reqs': 0, 'Num notifs after expiry': 1}, MooncakeStoreConnector={'get_total_keys': 8, 'get_failed_keys': 3, "

@@ -19,8 +19,8 @@ _SECRET = re.compile(
     r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|passcode|pwd|credentials?|creds|jwt"
     r"|authorization|signature|session_?id|cookies?|webhook|connection_?string"
     r"|passwor[dt]|kennwort|contrase[ñn]a|senha|has[łl]o|wachtwoord|parola|l[öo]senord|şifre|sifre|пароль"
-    r"|密[码碼钥鑰]|口令|パスワード|비밀번호)"
-    r"|(?:.*[-_.])?(?:pass|passe|pat|o?auth|sig|session|sid|bearer|otp|dsn|pw))\d*(?:[-_.].*)?"
+    r"|jelszó|heslo|salasana|adgangskode|khẩu|κωδικός|المرور|סיסמה|密[码碼钥鑰]|口令|パスワード|비밀번호)"
+    r"|(?:.*[-_.])?(?:clave|пароля|pass|passe|pat|o?auth|sig|session|sid|bearer|otp|dsn|pw))\d*(?:[-_.].*)?"
 )
 _DATA = tomllib.loads((Path(__file__).parent / "secret_forms.toml").read_text(encoding="utf-8"))
 _HARMLESS = tuple(_DATA["harmless_ends"])
@@ -32,7 +32,7 @@ _BREAK = r"(?:(?:[|>][+-]?\d?)?[ \t]*\\?(?:\r?\n[ \t]*){1,3})?"
 """The end of a line within a value: of YAML's blocks, of a shell."""
 _BEHIND = re.compile(
     rf"(?P<closed>\\*[\"'`]\]?)?(?:\s*(?P<sign>=>|->|:=|[=:>：＝])[ \t]*{_BREAK}|\s*(?P<comma>,)\s*"
-    rf"|(?P<space>[ \t]+(?:\\\r?\n[ \t]*)?|[ \t]*\r?\n[ \t]*-[ \t]+))"
+    rf"|(?P<space>[ \t]+(?:\\\r?\n[ \t]*)?|[ \t]*\r?\n[ \t]*(?:-[ \t]+)?))"
 )
 """What separates a name from its value."""
 _CAPITALS, _DASH = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+"), re.compile(r"[ \t]+[\u2013\u2014-][ \t]+")

@@ -6,9 +6,11 @@ of a model whose shape is in models.json.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,14 @@ from diag.vllm.flags.registry import since
 from diag.vllm.memory.architectures import LLAMA, Architecture, families, gives_vectors, stem
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, quote, unread_fields
 from diag.vllm.memory.layers import experts, kind_names, stack
-from diag.vllm.memory.parts import Experts, Layer, Mixer, UnknownLayers
+from diag.vllm.memory.parts import Experts, Layer, Mixer, UnknownLayers, WeightPart
 from diag.vllm.memory.quantization import Modules, mixed_precision, unquantized, with_experts
 from diag.vllm.memory.shapes import closest, find_shape
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a config.json; the largest hold a few hundred kilobytes of quantization rules."""
-MOST_LAYERS = 2048
+MOST_LAYERS = 512
+"""Four times those of the deepest model that vLLM serves; a ledger takes time for each of them."""
 CACHE = "~/.cache/huggingface"
 CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
 _REVISION = re.compile(r"(?:refs/pr/)?\w[\w.-]{0,100}", re.ASCII)
@@ -82,6 +85,8 @@ class Model:
     stack: tuple[Layer, ...] = ()
     experts: Experts | None = None
     facts: str = ""
+    counted: dict[range, Counter[WeightPart]] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """The parts of ranges of its layers: ledgers over releases and GPUs ask for them many times."""
 
     @property
     def traits(self) -> Architecture:
@@ -175,10 +180,18 @@ def load(name: str, command: Command, revision: str = "", version: str = "") -> 
     try:
         return read(find(name, command, revision), name, version)
     except NoFolder as error:
-        shape = find_shape(name)
-        if shape is None:
-            near = closest(name)
-            raise BadUsage(f"{error}{f'; the closest shape that diag knows is {near}' if near else ''}") from error
+        if model := _by_name(name, version):
+            return model
+        near = closest(name)
+        raise BadUsage(f"{error}{f'; the closest shape that diag knows is {near}' if near else ''}") from error
+
+
+@lru_cache(maxsize=64)
+def _by_name(name: str, version: str) -> Model | None:
+    """Return the model whose shape diag knows by its name; a file of many launches asks for the same one each time."""
+    shape = find_shape(name)
+    if shape is None:
+        return None
     model = parse(shape.config, name, Path(name), shape.repository, version)
     doubt = f"which modules of a checkpoint in {shape.format} stay in 16 bits is unknown"
     is_doubtful = shape.format and (shape.irregular or model.has_states)

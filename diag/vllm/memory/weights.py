@@ -4,6 +4,7 @@ A matrix is divided among the GPUs of tensor parallelism as vLLM's layers divide
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate, chain
 
@@ -120,15 +121,18 @@ def stages(model: Model, count: int) -> list[range]:
     return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def of_stage(model: Model, layers: range) -> list[WeightPart]:
-    """Return the parts of a stage; if the head is the embedding, a model on one stage has it once."""
-    parts = list(chain.from_iterable(layer(model, at) for at in layers))
+def of_stage(model: Model, layers: range) -> Counter[WeightPart]:
+    """Return the parts of a stage and how many there are of each; a model on one stage has a tied head once."""
+    if layers in model.counted:
+        return model.counted[layers]
+    parts = Counter(chain.from_iterable(layer(model, at) for at in layers))
     first, last = layers.start == 0, layers.stop == model.layers
     if first:
-        parts += [embedding(model), encoders(model), *beside(model)]
+        parts.update([embedding(model), encoders(model), *beside(model)])
     if last:
         norm = model.hidden * model.traits.final_norm * (2 if model.traits.norm_bias else 1)
-        parts += [WeightPart(norm)] + [embedding(model)] * (has_head(model) and not (model.tied and first))
+        parts.update([WeightPart(norm)] + [embedding(model)] * (has_head(model) and not (model.tied and first)))
+    model.counted[layers] = parts
     return parts
 
 
@@ -139,7 +143,8 @@ def feed_forward_width(model: Model) -> int:
 
 def parameters(model: Model) -> int:
     """Return the count of numbers in the language part of a model."""
-    return sum(part.elements for part in of_stage(model, range(model.layers))) - encoders(model).elements
+    counts = of_stage(model, range(model.layers)).items()
+    return sum(part.elements * count for part, count in counts) - encoders(model).elements
 
 
 def share(part: WeightPart, precision: Precision, tensor: int, experts: int) -> float:
@@ -147,9 +152,9 @@ def share(part: WeightPart, precision: Precision, tensor: int, experts: int) -> 
     return part.elements * precision.of(part) / 8 / min(part.ways, experts if part.kind == "expert" else tensor)
 
 
-def weigh(parts: list[WeightPart], precision: Precision, tensor: int, experts: int) -> int:
-    """Return the bytes of parts on one GPU."""
-    return round(sum(share(part, precision, tensor, experts) for part in parts))
+def weigh(parts: Iterable[WeightPart], precision: Precision, tensor: int, experts: int) -> int:
+    """Return the bytes of parts on one GPU, which may be counted: most layers are alike."""
+    return round(sum(share(part, precision, tensor, experts) * count for part, count in Counter(parts).items()))
 
 
 _LARGE, _STEP, _KEPT = 10 * 2**20, 2 * 2**20, 2**20
@@ -161,7 +166,7 @@ def unused(model: Model, span: range, precision: Precision, tensor: int, experts
     is_head = span.stop == model.layers and has_head(model) and not model.tied
     ends = [embedding(model)] * ((span.start == 0) + is_head)
     fused, total = tables().modules.fused, 0
-    for parts in (*(layer(model, at) for at in span), ends):
+    for parts, count in [*Counter(tuple(layer(model, at)) for at in span).items(), (ends, 1)]:
         sizes: dict[str, float] = defaultdict(float)  # matrices that vLLM loads into one tensor are one
         for at, part in enumerate(parts):
             size = share(part, precision, tensor, experts)
@@ -172,5 +177,5 @@ def unused(model: Model, span: range, precision: Precision, tensor: int, experts
                 before, _, last = module.rpartition(".")
                 sizes[f"{before}.{fused.get(last, last)}"] += size / max(len(part.modules), 1)
         rests = [-round(size) % _STEP for size in sizes.values() if size >= _LARGE]
-        total += sum(rest for rest in rests if rest <= _KEPT)
+        total += count * sum(rest for rest in rests if rest <= _KEPT)
     return total
