@@ -60,7 +60,12 @@ def _of_latencies(part: str) -> str:
 PARTS = parts(
     vars(),
     *map(_burn_rate, BUDGETS.values()),
-    *(f"{name}_p99: seconds = {renamed(P99, names)}" for name, names in HISTOGRAMS.items()),
+    *(f"{name}_p99: seconds = {renamed(P99, names)}" for name, names in HISTOGRAMS.items() if names is not TTFT),
+    f"""
+    ttft_p99_by_itself: seconds = {renamed(P99, TTFT)}
+    # a request has its first token before its last; interpolation within wide buckets may say otherwise
+    ttft_p99: seconds = ($e2e_p99 < $ttft_p99_by_itself) or $ttft_p99_by_itself
+    """,
 )
 
 requests_running = signal(
