@@ -7,8 +7,8 @@ from itertools import islice
 
 import numpy as np
 
-from diag.core.incident import Incident, seconds
-from diag.diagnosis.decision_table import LOOK, Reading
+from diag.core.incident import Condition, Incident, seconds
+from diag.diagnosis.decision_table import LOOK, Reading, holds
 from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.formulas import expanded
@@ -41,20 +41,24 @@ def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
     return began
 
 
-def _first_sign(diagnosis: Diagnosis, since: float, window: float) -> float:
+def _first_sign(diagnosis: Diagnosis, since: float, queries: QueryCache) -> float:
     """Return the time of the first sign of an episode: the first of its symptoms to hold without a break from then on.
 
     A median or a mean over a window holds up to a window later than what it measures, so that the onset lies in the
-    window before it; a mean of a value that jumps goes in a straight line from the old value to the new one. A symptom
-    that has held for longer was there before, and is no sign of this episode.
+    window before it: a symptom counts from the scrape on from which it holds over the shortest window, or from where
+    the mean of a value that jumps left the old value, in a straight line to the new one, whichever is earlier. A
+    symptom that has held for longer was there before, and is no sign of this episode.
     """
-    if since not in diagnosis.instants or seconds(diagnosis.incident.live_window) > LOOK:
+    window, incident = queries.live(diagnosis.incident.live_window).seconds, diagnosis.incident
+    if since not in diagnosis.instants or seconds(incident.live_window) > LOOK:
         return since
+    back = window + 1.5 * queries.source.interval  # scrapes come a bit sooner or later
     instants, signs = diagnosis.instants, [since]
     place = instants.index(since)
     for reading in diagnosis.symptoms:
-        if reading.condition not in diagnosis.incident.symptoms:
+        if reading.condition not in incident.symptoms:
             continue
+        signs += _first_scrape(reading.condition, reading.limit, diagnosis, queries, since, back)
         values = reading.history[: place + 1]
         first = 1 + max((at for at, value in enumerate(values) if not reading.met_by(value)), default=-1)
         if not 0 < first <= place or instants[first] <= since - window:
@@ -70,29 +74,30 @@ def _first_sign(diagnosis: Diagnosis, since: float, window: float) -> float:
     return max(min(signs), since - window)
 
 
-def _first_scrape(diagnosis: Diagnosis, queries: QueryCache, until: float) -> float | None:
-    """Return the first of the unbroken row of scrapes up to a time that show a sign of the incident (`Incident.sign`).
+def _first_scrape(
+    condition: Condition, limit: float, diagnosis: Diagnosis, queries: QueryCache, until: float, back: float
+) -> list[float]:
+    """Return the first of the unbroken row of scrapes up to a time at which a condition holds over a short window.
 
-    None if the row reaches back to the first sample, or as far as is looked, or the last scrape shows no sign.
+    Empty if the row reaches back to the first sample, or for `back` seconds, or the last scrape does not show it.
     """
-    if diagnosis.incident.sign is None:
-        return None
     step, end = round(queries.source.interval * 1000), round(until * 1000)
-    begin = max(queries.source.first, end - LOOK_BACK * 1000)
+    begin = max(queries.source.first, end - round(back * 1000) - step)
     scraped = queries.source.instants
     instants = scraped[(scraped >= begin) & (scraped <= end)]
     if len(instants) < (end - begin) // step:  # a long range is judged at fewer instants than it was scraped
         instants = end - step * np.arange((end - begin) // step, -1, -1, dtype=np.int64)
-    if not len(instants):
-        return None
-    first = []
+    windows = [queries.holding(queries.source.interval)]
     # between two scrapes few events may show nothing, and over three intervals a first sign is diluted
-    for window in (queries.holding(queries.source.interval), queries.live("1s")):
-        row = queries.ask(diagnosis.incident.sign, diagnosis.incident.per, window, instants).of(diagnosis.subject)
-        if row is not None and (row <= 0).any():
-            clear = int(np.flatnonzero(row <= 0)[-1])
-            first += (clear + np.flatnonzero(row[clear:] > 0)[:1]).tolist()
-    return float(instants[min(first)]) / 1000 if first else None
+    windows += [queries.live("1s")] if condition.signal is diagnosis.incident.sign else []
+    first = []
+    for window in windows if len(instants) else ():
+        row = queries.ask(condition.signal, diagnosis.incident.per, window, instants).of(diagnosis.subject)
+        held = holds(row, condition.op, limit) if row is not None else np.empty(0)
+        if (held == 0).any():
+            clear = int(np.flatnonzero(held == 0)[-1])
+            first += (clear + np.flatnonzero(held[clear:] == 1)[:1]).tolist()
+    return [float(instants[min(first)]) / 1000] if first else []
 
 
 def _began(diagnosis: Diagnosis, since: float | None, after: float | None, queries: QueryCache) -> float | None:
@@ -114,15 +119,18 @@ def _began(diagnosis: Diagnosis, since: float | None, after: float | None, queri
         close = queries.at(instants)
         again = (other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
         starts = (
-            (since and other.instants[0]) if start is None else _first_sign(other, start, live)
+            (since and other.instants[0]) if start is None else _first_sign(other, start, queries)
             for other in again
             for start, _ in other.episodes
         )
         began = next((start for start in starts if after is None or start is None or start > after), since)
     elif since is not None:
-        began = _first_sign(diagnosis, since, live)
-    scrape = _first_scrape(diagnosis, queries, until if began is None else began)
-    return began if scrape is None or (after is not None and scrape <= after) else scrape
+        began = _first_sign(diagnosis, since, queries)
+    if incident.sign is None:
+        return began
+    sign = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why)
+    scrapes = _first_scrape(sign, 0.0, diagnosis, queries, until if began is None else began, LOOK_BACK)
+    return next((scrape for scrape in scrapes if after is None or scrape > after), began)
 
 
 def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
