@@ -30,7 +30,6 @@ from support.recorded_series import recorded  # noqa: E402
 from support.rule_files import groups_of  # noqa: E402
 
 from diag.core.incident import seconds  # noqa: E402
-from diag.knowledge.formulas import SLOW_INTERVAL  # noqa: E402
 from diag.promql import STALE, Block, Samples, metric_names, parse  # noqa: E402
 
 RULES = ROOT / "alerts" / "diag.rules.yaml"
@@ -38,7 +37,6 @@ END = 1_790_000_000_000
 ROUNDS = 5
 CYCLE, CYCLES, WARM = 15, 5, 2
 """Seconds between two evaluations of a group by vmalert, how many are measured, and how many come before."""
-SLOW = seconds(SLOW_INTERVAL)
 RECENT = 80
 _LONG = re.compile(r"\[(?:30m|\d+[hd])\]|offset \d+[hd]")
 Numbers = dict[str, float]
@@ -129,16 +127,17 @@ def evaluate_in_prometheus(folder: Path, servers: int, tell: Told) -> None:
     folder.mkdir()
     blocks = list(_day_of_long_ranges())
     fleet.write_blocks(folder, {"healthy": blocks}, {"healthy": servers}, np.arange(blocks[0].times.size), lambda _: {})
-    fast, slow = (
-        [rule["expr"] for rule in rules() if (rule["interval"] > CYCLE) == is_slow] for is_slow in (False, True)
-    )
+    intervals: dict[float, list[str]] = {}
+    for rule in rules():
+        intervals.setdefault(rule["interval"], []).append(rule["expr"])
     for place in prometheus_server.PLACES:
         with fleet.serving(prometheus_server.program(place), folder) as server:
-            of_fast, of_slow, aggregates = (_median_cpu(server, asked) for asked in (fast, slow, raw_aggregates()))
+            costs = {interval: _median_cpu(server, asked) for interval, asked in intervals.items()}
+            aggregates = _median_cpu(server, raw_aggregates())
             series, samples = added(server, servers)
             version = ".".join(map(str, server.version))
-        once = of_fast + of_slow
-        deployed = of_fast + of_slow * CYCLE / SLOW
+        once = sum(costs.values())
+        deployed = sum(cost * CYCLE / interval for interval, cost in costs.items())
         tell(
             f"| {version} | {servers:,} | {once:.2f} | {deployed:.2f} | {aggregates:.2f} | {once / aggregates:.2f} "
             f"| {deployed / aggregates:.2f} | {series:.0f} | {samples:.1f} |"

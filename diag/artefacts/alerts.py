@@ -144,11 +144,15 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
 def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequence[str]]) -> dict[str | Alert, str]:
     """Return the group of every record and alert.
 
-    A record whose range is long, or which only slow rules read, is evaluated every minute. Of the others, those that
-    are connected share a group, named by the subjects of its alerts.
+    A record whose range is long, or which only slow rules read, is evaluated every minute, as are infos: they reach no
+    pager, and unless they mute an alert nothing waits for them. Of the others, those that are connected share a group,
+    named by the subjects of its alerts.
     """
     slow: set[str | Alert] = {
-        alert for alert in reads if all(seconds(window) >= LONG for window, _ in alert.conditions())
+        alert
+        for alert in reads
+        if (alert.severity == "info" and not alert.incident.explains)
+        or all(seconds(window) >= LONG for window, _ in alert.conditions())
     }
     readers: dict[str, list[str | Alert]] = {name: [] for name in rules}
     for alert, names in reads.items():

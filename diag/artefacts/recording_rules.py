@@ -11,7 +11,7 @@ from diag.core.incident import Incident, RecordingRule
 from diag.core.metric_families import THROTTLE_REASONS
 from diag.core.metric_prefix import GENERATED, RUNNING, in_any_release
 from diag.knowledge.containers import RECORDING_RULES, joined, label_list, of_pods, servers
-from diag.knowledge.formulas import SLOW_INTERVAL, formula, rule_set
+from diag.knowledge.formulas import formula, rule_set
 from diag.knowledge.signals import ITL, TTFT
 from diag.promql import pretty
 
@@ -161,6 +161,8 @@ def dcgm_group(labels: tuple[str, ...], key: tuple[str, ...]) -> dict[str, Any]:
 
 THRESHOLD = "incident:diag_condition:threshold"
 """The series of the thresholds; its labels name the incident, the condition in words, its series and its unit."""
+THRESHOLDS_EVERY = "2m"
+"""A constant is recorded often enough that a query still finds it, 5 min later, if an evaluation is missed."""
 
 
 def threshold_group(incidents: Sequence[Incident], contract: Contract) -> dict[str, Any]:
@@ -176,4 +178,4 @@ def threshold_group(incidents: Sequence[Incident], contract: Contract) -> dict[s
             labels["unit"] = condition.signal.unit if condition.signal.unit in GRAFANA_UNITS else "number"
             rule = {"record": THRESHOLD, "expr": f"vector({contract.limit(condition.limit):g})", "labels": labels}
             rules.setdefault((incident.id, recorded[name]), rule)
-    return {"name": "diag-thresholds", "interval": SLOW_INTERVAL, "rules": [*rules.values()]}
+    return {"name": "diag-thresholds", "interval": THRESHOLDS_EVERY, "rules": [*rules.values()]}

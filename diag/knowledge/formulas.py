@@ -51,8 +51,8 @@ SUBJECTS = {
 }
 """Subjects of the rules: servers; engines and GPUs, and each server without a visible one."""
 INTERVAL, SLOW_INTERVAL = "15s", "1m"
-"""Evaluation intervals; the second is for alerts over long windows and records of long ranges."""
-MOST_LINES = 8
+"""Evaluation intervals; the second is for long ranges, alerts over long windows, and infos."""
+MOST_LINES = 15
 """Lines of a recording rule; the parts of a longer one are recorded on their own."""
 DRAWN_OVER = "5m"
 DRAWN = (

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import rewriting
 from support.scenarios import present
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.core.contract import Contract
 from diag.diagnosis.report import Report
+from diag.knowledge.formulas import formula
+from diag.promql import Block, Samples, evaluate
 
 EDGES = {"time_to_first_token": "40.0", "inter_token_latency": "2.5", "e2e_request_latency": "1920.0"}
 
@@ -33,3 +37,19 @@ def watched(folder: Path, minutes: int, late: float) -> Report:
 @pytest.mark.parametrize(("minutes", "late", "pages"), [(90, 0.08, True), (90, 0.04, False), (25, 0.08, False)])
 def test_slow_burn_is_reported_like_its_alert(tmp_path: Path, minutes: int, late: float, pages: bool) -> None:
     assert ("contract_breached" in present(watched(tmp_path, minutes, late))) == pages
+
+
+@pytest.mark.parametrize(("last_token", "shown"), [(15.0, 14.95), (40.0, 19.9)])
+def test_the_first_token_is_not_shown_later_than_the_last(last_token: float, shown: float) -> None:
+    """100 requests wait for 10 - 20 s, and end within a narrower bucket, or a later one."""
+    edges = {"time_to_first_token": (10.0, 20.0), "e2e_request_latency": (last_token - 5, last_token)}
+    labels = tuple(
+        {"__name__": f"vllm:{name}_seconds_bucket", "instance": "h:1", "engine": "0", "le": le}
+        for name, buckets in edges.items()
+        for le in (*map(str, buckets), "+Inf")
+    )
+    times = np.arange(0, 600_000, 15_000)
+    values = np.array([(0 if index % 3 == 0 else 1) * times / 1000 for index in range(len(labels))])
+    promql = formula("$ttft_p99", ("instance", "engine"), "5m", Contract()).written_out()
+    vector = evaluate(promql, Samples([Block(labels, times, values)]), times[-1:])
+    assert vector.values[0, -1] == pytest.approx(shown)
