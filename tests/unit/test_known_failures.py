@@ -264,7 +264,7 @@ def test_an_option_that_the_release_lacks_is_not_offered() -> None:
     [
         (
             "",
-            "Start with --moe-backend marlin (since 0.17), or start with --linear-backend marlin (since 0.22), or before",
+            "Start with --moe-backend marlin (since 0.17), or start with --linear-backend marlin (since 0.22), or",
         ),
         ("'moe_backend': 'marlin'", "Start with --linear-backend marlin (since 0.22), or before"),
         ("'moe_backend': 'marlin', 'linear_backend': 'marlin'", "Before 0.17 unset"),
