@@ -25,13 +25,14 @@ HEAD = """\
 `python bench/pager.py` on {cores} cores: a real vLLM (on the CPU, with a tiny random model), `diag exporter` beside it,
 a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
 configured as `alerts/README.md` describes. The faults are real. The doctor runs at once against the server with `--log`
-and against the exporter; after the alert has arrived, the doctor runs the command in the alert against Prometheus. The
-time to alert is measured from the fault (for example a failing launch) to the arrival at the pager; gone is the time
-from the cure to the last moment at which an alert fires, of which {gone} s are allowed. The exporter's
-`/livez` is to turn within {livez} s. An unexpected cell says **wrong**, with the expected value.
+("live", with the seconds from its start to its exit, and the load average of the minute before) and against the
+exporter; after the alert has arrived, the doctor runs the command in the alert against Prometheus. "after" is the time
+from the fault (for example a failing launch) to the arrival of the alert at the pager; gone is the time from the cure
+to the last moment at which an alert fires, of which {gone} s are allowed. The exporter's `/livez` is to turn within
+{livez} s. An unexpected cell says **wrong**, with the expected value.
 
-| scenario | doctor live | by exporter | by Prometheus | alert | alert after (s) | gone (s) | verify | /livez | commit |
-|---|---|---|---|---|---|---|---|---|---|
+| scenario | live | answer s | load | exporter | Prometheus | alert | after s | gone s | verify | /livez | commit |
+|---|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -48,7 +49,8 @@ def row(outcome: Outcome) -> str:
     seconds = NOT_ASKED if outcome.seconds is None else f"{outcome.seconds:.0f}"
     gone = NOT_ASKED if outcome.gone is None else f"{outcome.gone:.0f}"
     alerts = [cells["alert"], seconds, f"**wrong:** {gone}" if "gone" in outcome.wrong else gone]
-    answers = [cells["live"], cells["exporter"], cells["prometheus"]]
+    look = [NOT_ASKED] * 2 if outcome.look is None else [f"{figure:.1f}" for figure in outcome.look]
+    answers = [cells["live"], *look, cells["exporter"], cells["prometheus"]]
     words = [outcome.name, *answers, *alerts, cells["verify"], cells["livez"]]
     return f"| {' | '.join([*words, table.commit()])} |\n"
 

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -18,6 +19,22 @@ LIVE = ("test_two_ranks", "test_small_server", "test_tiny_server", "test_log_of_
 """The live files that take minutes, in the order in which two processes wait least for each other's servers."""
 FIRST = ("recordings",)
 """The folders whose tests wait for no other process: they come first, while live tests beside them keep the cores."""
+TOGETHER = {
+    "the reports on all recordings": (
+        "test_recordings",
+        "test_one_answer",
+        "test_terminal_report",
+        "test_report_html",
+        "test_dropped_telemetry",
+    ),
+    "vLLM's parser": (
+        "test_installed_parser",
+        "test_launch_corpus",
+        "test_flag_registry",
+        "test_proposals_by_release",
+    ),
+}
+"""Files that share what a process makes once, in ten seconds or more of CPU: they run in one."""
 FAST = ("unit",)
 """The folders whose tests need nothing but Python, and a minute; tests elsewhere say that they are fast themselves."""
 
@@ -42,9 +59,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """The tests of a file run in one process: they share servers, and what was judged of recordings."""
+    """The tests of a file run in one process, and those of files that share something slow."""
     config.option.loadscopereorder = False  # those in tests/unit, which are the quickest, come last
-    return LoadFileScheduling(config, log)
+    return _Together(config, log)
+
+
+class _Together(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return next((name for name, files in TOGETHER.items() if Path(file).stem in files), file)
 
 
 gc.set_threshold(100_000)  # as `diag` itself has it: a third of the time of a collection went into looking for garbage

@@ -22,7 +22,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import dump_yaml, only_writer, written_whole
 from diag.core.formatting import printable
 from diag.core.incident import Incident
-from diag.core.metric_prefix import with_prefix
+from diag.core.metric_prefix import OWN, with_prefix
 from diag.report.spans import label
 
 FOLDERS = ("alerts", "dashboards", "runbooks", "docs/failures", "docs/lint-rules")
@@ -33,7 +33,7 @@ RELABEL = {
     "source_labels": ["__name__"],
     "regex": "(?:kserve_|ray_)?vllm[_:](.+)",
     "target_label": "__name__",
-    "replacement": "vllm:$1",
+    "replacement": f"{OWN}$1",
 }
 RULE_FILES = ("diag.rules.yaml", "prometheusrule.yaml", "inhibit_rules.yaml")
 """Files in alerts/ with rules of incidents."""
@@ -100,7 +100,7 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         ),
         "inhibit_rules.yaml": ("Alertmanager's inhibition rules; add them to alertmanager.yml.", inhibit),
         "relabel.yaml": (
-            "for a scrape job whose metrics are stored under vllm_, kserve_vllm: or ray_vllm_.",
+            f"for a scrape job whose metrics are stored under vllm_, kserve_{OWN} or ray_vllm_.",
             {"metric_relabel_configs": [RELABEL]},
         ),
     }

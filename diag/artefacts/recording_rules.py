@@ -9,10 +9,10 @@ from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
 from diag.core.incident import Incident, RecordingRule
 from diag.core.metric_families import THROTTLE_REASONS
+from diag.core.metric_prefix import GENERATED, RUNNING, in_any_release
 from diag.knowledge.containers import RECORDING_RULES, joined, label_list, of_pods, servers
 from diag.knowledge.formulas import SLOW_INTERVAL, formula, rule_set
-from diag.knowledge.signals import ITL
-from diag.knowledge.signals.expressions import RUNNING
+from diag.knowledge.signals import ITL, TTFT
 from diag.promql import pretty
 
 INTERVAL = "1m"
@@ -77,21 +77,19 @@ BY = "by (job, model_name)"
 DAYS = 7
 FEWEST_DAYS = 3
 """Days with a value, below which there is no band."""
-TTFT, GENERATED = "vllm:time_to_first_token_seconds", "vllm:generation_tokens_total"
 
 
-def _rate(metric: str) -> str:
-    return f"sum {BY} (rate({metric}[5m]))"
+def _rate(name: str) -> str:
+    return in_any_release(f"sum {BY} (rate({name}[5m]))")
 
 
-def _mean(*histograms: str) -> str:
-    """Return the mean of a histogram, under the first of these names that exists."""
-    return " or ".join(f"{_rate(f'{name}_sum')} / ({_rate(f'{name}_count')} > 0)" for name in histograms)
+def _mean(histogram: str) -> str:
+    return f"{_rate(f'{histogram}_sum')} / ({_rate(f'{histogram}_count')} > 0)"
 
 
-REQUESTS = f"sum {BY} (avg_over_time({RUNNING}[5m]))"
+REQUESTS = in_any_release(f"sum {BY} (avg_over_time({RUNNING}[5m]))")
 MEASURES = {
-    "itl_seconds": _mean(*ITL),
+    "itl_seconds": _mean(ITL),
     "ttft_seconds": _mean(TTFT),
     "output_tokens_per_running_request": f"{_rate(GENERATED)} / ({REQUESTS} > 0)",
     "requests_running": REQUESTS,

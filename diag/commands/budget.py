@@ -21,6 +21,7 @@ from diag.core.contract import Contract
 from diag.core.errors import BadUsage
 from diag.core.files import exists, expanded
 from diag.core.formatting import GIB, gibibytes, printable
+from diag.core.metric_prefix import GENERATED, RUNNING, metric
 from diag.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
 from diag.report.gpu_sizing import Budget, render_budget, render_budget_json, render_sizing, render_sizing_json
 from diag.sources.observation import Observation
@@ -43,9 +44,10 @@ ALIKE = 0.03
 """Largest relative difference in memory between cards of one name."""
 _ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "other": NON_TORCH, "kv_cache": KV_CACHE}
 """Rows of the estimate by the names of sizes in the log."""
-_MEAN_TOKENS = "sum(increase(vllm:request_{0}_tokens_sum[{1}s])) / sum(increase(vllm:request_{0}_tokens_count[{1}s]))"
-_RUNNING = "sum(max_over_time(vllm:num_requests_running[{0}s]))"
-_OUTPUT = "sum(rate(vllm:generation_tokens_total[{0}s]))"
+_TOKENS = metric("request_{0}_tokens")
+_MEAN_TOKENS = f"sum(increase({_TOKENS}_sum[{{1}}s])) / sum(increase({_TOKENS}_count[{{1}}s]))"
+_RUNNING = f"sum(max_over_time({RUNNING}[{{0}}s]))"
+_OUTPUT = f"sum(rate({GENERATED}[{{0}}s]))"
 _PRICE = re.compile(r"([^=]+)=\$?(\d{1,6}(?:\.\d{1,6})?)")
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
@@ -259,7 +261,8 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
         planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
         planned = replace(planned, length=length or planned.length, auto_length=False)
         is_fixed = started.get("--tensor-parallel-size") or planned.pipeline * planned.data > 1
-        return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in TENSORS]
+        joined = [tensor for tensor in TENSORS if tensor <= gpu.joined]
+        return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in joined]
 
     first = set_up(kinds[0])[0]
     check(model, first)

@@ -11,6 +11,7 @@ from diag.core.declarations import Mistake, read, typed
 from diag.core.errors import BadDeclaration, BadUsage
 from diag.core.formatting import plural, printable
 from diag.core.incident import Incident, Part, Signal
+from diag.core.metric_prefix import OWN, metric
 from diag.knowledge.catalog import load
 from diag.knowledge.signals import DECLARED
 
@@ -18,18 +19,18 @@ _LIKELY, _FEW = 0.75, 8
 DO = "\n  Do: "
 SHORTEST, MOST_KINDS = 6, 6
 """Characters of a text that is looked for in the table of failures, and kinds that are shown."""
-ASKED = """\
+ASKED = f"""\
 diag explain TEXT, where TEXT is one of
   an incident           diag explain engine_stalled       (all of them: below)
   an alert              diag explain VllmEngineStalled
   a line of a log       diag explain 'CUDA error: an illegal memory access was encountered'
   an exception          diag explain EngineDeadError
   a variable, a flag    diag explain VLLM_USE_DEEP_GEMM, diag explain --max-num-seqs
-  a metric, a signal    diag explain vllm:kv_cache_usage_perc, diag explain 'queue time (mean)'
+  a metric, a signal    diag explain {metric("kv_cache_usage_perc")}, diag explain 'queue time (mean)'
   a lint rule, a check  docs/lint-rules.md, docs/preflight.md
 
 """
-METRIC = re.compile(r"(?:vllm:|diag_|http_)?[a-z][a-z0-9]*(?:_\w+)+")
+METRIC = re.compile(rf"(?:{OWN}|diag_|http_)?[a-z][a-z0-9]*(?:_\w+)+")
 SERIES = r"(?:_bucket|_sum|_count|_total)?"
 
 
@@ -131,13 +132,13 @@ def _found_by_text(text: str, incidents: Sequence[Incident], contract: Contract,
 
 
 def _metric_page(name: str, incidents: Sequence[Incident], contract: Contract, signals: Mapping[str, Signal]) -> str:
-    """Return the page of a metric, with or without "vllm:": who reads it, and which releases have it; "" if unknown."""
+    """Return the page of a metric, with or without its prefix: its readers and releases; "" if unknown."""
     from diag.artefacts.reference import signal_page
     from diag.knowledge.formulas import expanded
     from diag.vllm.metric_names import SUFFIX, why_unread
     from diag.vllm.metric_names import known as metrics
 
-    full = name if ":" in name or SUFFIX.sub("", f"vllm:{name}") not in metrics() else f"vllm:{name}"
+    full = name if ":" in name or SUFFIX.sub("", metric(name)) not in metrics() else metric(name)
     series = re.compile(rf"\b{re.escape(full)}{SERIES}\b")
     readers = {name: signal for name, signal in signals.items() if series.search(expanded(signal.promql))}
     users = [

@@ -339,7 +339,7 @@ class _File(NamedTuple):
             return dict(value)
         if name == "prefix":
             if not isinstance(value, str) or not re.fullmatch(ANY, value):
-                reason = f'{written} must end in vllm: or vllm_, such as "kserve_vllm:", not {in_python(value)}'
+                reason = f'{written} must end in {OWN} or vllm_, such as "kserve_{OWN}", not {in_python(value)}'
                 raise self.bad("site", written, reason)
             return value
         address = value.replace(PAGE, "page") if isinstance(value, str) and name == "runbook_base_url" else value

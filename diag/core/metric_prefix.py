@@ -10,12 +10,36 @@ of events that never happened is missing where vLLM's own page has 0.
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from diag.core.declarations import Mistake, read
 
 OWN = "vllm:"
 ANY = "(?:[a-zA-Z0-9_]+_)?vllm[_:]"
 """Matches every prefix; a recording rule (`job:vllm:...`) has none."""
-PROBE = "num_requests_running"
-"""The metric that every release has from its first scrape on."""
+
+
+class MetricNames(NamedTuple):
+    """The file vllm_metrics.toml: other names of a metric by its name in diag, without prefix and suffix."""
+
+    renamed: Mapping[str, tuple[str, ...]]
+
+    def mistakes(self) -> tuple[()]:
+        names = [name for family in self.renamed.items() for name in (family[0], *family[1])]
+        for name in names:
+            if names.count(name) > 1:
+                raise Mistake(f"'{name}' is a name of two metrics", ("renamed", name))
+        return ()
+
+
+_RENAMED = read(Path(__file__).parent / "vllm_metrics.toml", MetricNames).renamed
+PROBE = "|".join(("num_requests_running", *_RENAMED.get("num_requests_running", ())))
+"""The names of the metric that every release has from its first scrape on, as a regular expression."""
+
+
 _RAY = "ray_"
 _RAY_BESIDE = {
     "num_preemptions_total": "num_requests_running",
@@ -26,11 +50,62 @@ _RAY_BESIDE = {
     "prefix_cache_hits_total": "prefix_cache_queries_total",
 }
 """Counters that every server has; a missing counter is 0 where its companion metric exists."""
-_ON_PAGE = re.compile(rf"^({ANY}){PROBE}[ {{]".encode(), re.MULTILINE)
+_ON_PAGE = re.compile(rf"^({ANY})(?:{PROBE})[ {{]".encode(), re.MULTILINE)
 _SERIES = re.compile(rb"^vllm:(\w+)(\{.*\}) ", re.MULTILINE)
 _REPLICAS = [re.compile(rb"^vllm:.*[{,]" + label + rb'="([^"]+)"') for label in (b"ReplicaId", b"WorkerId")]
 _ENGINE = re.compile(rb'([{,]engine="[^"]*)(")')
 _IN_PROMQL = re.compile(r'(?<![\w:])vllm:(?=[a-z("])')
+_SUFFIX = "(?:_(?:total|bucket|sum|count|created))?"
+
+
+def metric(name: str) -> str:
+    """Return the name of a metric of vLLM in expressions and samples, from its name in diag."""
+    return OWN + name
+
+
+RUNNING = metric("num_requests_running")
+WAITING = metric("num_requests_waiting")
+FINISHED = metric("request_success_total")
+GENERATED = metric("generation_tokens_total")
+PROMPTED = metric("prompt_tokens_total")
+CACHE_INFO = metric("cache_config_info")
+SERVES = f'{{__name__=~"{RUNNING}|{GENERATED}"}}'
+"""Selects series that each server has."""
+
+
+@cache
+def _selections(name: str) -> re.Pattern[str]:
+    """Return the pattern of a metric in PromQL: in a regular expression, in a call over a range, or on its own."""
+    selector = rf"(?<![\w:]){OWN}{name}{_SUFFIX}(?![\w:])(?:\{{[^{{}}]*\}})?"
+    ranged = rf"\b[a-z_]+\((?:[^()\[\]]*, )?{selector}\[[^\]]*\](?: offset \w+)?(?:, [^()]*)?\)"
+    return re.compile(rf'(?P<listed>(?<=["|]){OWN}{name}{_SUFFIX}(?=["|]))|{ranged}|{selector}(?!\[)')
+
+
+@lru_cache(maxsize=4096)
+def in_any_release(promql: str) -> str:
+    """Return PromQL that selects renamed metrics by all of their names, "increase(x[5m]) or increase(y[5m])"."""
+    for name, others in _RENAMED.items():
+        if OWN + name in promql:
+            promql = _selections(name).sub(lambda selection: _by_all(selection, name, others), promql)  # noqa: B023
+    return promql
+
+
+def _by_all(selection: re.Match[str], name: str, others: tuple[str, ...]) -> str:
+    texts = [re.sub(rf"{OWN}{name}(?={_SUFFIX}\b)", OWN + each, selection[0]) for each in (name, *others)]
+    if selection["listed"]:
+        return "|".join(texts)
+    around = selection.string[: selection.start()][-1:] + selection.string[selection.end() :][:1]
+    return " or ".join(texts) if around == "()" else f"({' or '.join(texts)})"
+
+
+def _with_names_of_diag(page: bytes) -> bytes:
+    """Return a page with renamed metrics under their names in diag, unless it has these as well."""
+    for name, others in _RENAMED.items():
+        for other in others:
+            if b"vllm:" + other.encode() in page and b"\nvllm:" + name.encode() not in page:
+                lines = rf"^((?:# (?:HELP|TYPE) )?vllm:){other}(?={_SUFFIX}[ {{])".encode()
+                page = re.sub(lines, rb"\g<1>" + name.encode(), page, flags=re.MULTILINE)
+    return page
 
 
 def with_prefix(text: str, prefix: str) -> str:
@@ -46,14 +121,14 @@ def with_prefix(text: str, prefix: str) -> str:
 
 
 def named_as_ours(page: bytes) -> tuple[bytes, str]:
-    """Return the page with vLLM's metrics named `vllm:`, and the prefix that they had; "" if nothing was renamed."""
+    """Return the page with vLLM's metrics by their names in diag, and the prefix that they had; "" for `vllm:`."""
     if b"\nvllm:" in page or page.startswith(b"vllm:"):
-        return page, ""
+        return _with_names_of_diag(page), ""
     probe = _ON_PAGE.search(page)
     if probe is None:
         return page, ""
     metric_lines = re.compile(rb"^((?:# (?:HELP|TYPE) )?)" + probe[1], re.MULTILINE)
-    page, prefix = metric_lines.sub(rb"\1vllm:", page), probe[1].decode()
+    page, prefix = _with_names_of_diag(metric_lines.sub(rb"\1vllm:", page)), probe[1].decode()
     if not prefix.startswith(_RAY):
         return page, prefix
 

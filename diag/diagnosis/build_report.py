@@ -9,6 +9,7 @@ from diag.core.formatting import listed, plural, quantity
 from diag.core.incident import RANK, Incident
 from diag.core.incident import judged as by_judgement
 from diag.core.log_events import ANSWERS, READY, LogEnding
+from diag.core.metric_prefix import OWN
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis, Quote, diagnose, quotes
@@ -25,8 +26,7 @@ from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import NOTHING, known_failure
 from diag.knowledge.platforms import incident_on_rocm, look_alike_on_rocm
-from diag.knowledge.signals.answers import failed_share
-from diag.knowledge.signals.forward_progress import successful_scrapes
+from diag.knowledge.signals import failed_share, successful_scrapes
 from diag.vllm.command.free_text import hidden
 
 LOG_ENDS, WHY = REASONS["log_ends"], REASONS["incidents"]
@@ -291,7 +291,7 @@ def _log_report(
         if diagnosis.state == "unknown" or incident.id in TIMED or diagnosis.server in lost:
             continue
         formulas = (expanded(reading.condition.signal.promql) for reading in diagnosis.symptoms)
-        if diagnosis.server in idle and not incident.outage and any("vllm:" in formula for formula in formulas):
+        if diagnosis.server in idle and not incident.outage and any(OWN in formula for formula in formulas):
             continue
         symptoms, supports = (
             tuple(reading for reading in readings if reading.condition.signal is not successful_scrapes)
@@ -359,6 +359,9 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             return f"{LOG_ENDS[ending.state].format(last=last.removesuffix('.'))}. {failure.means} {failure.do}"
         if failure:
             return f"its log ends in the middle of the start, at the line {last!r}. {failure.means} {failure.do}"
+    waited = known_failure([last], "", "", context=ending.context) if ending.state == "stopped" else None
+    if waited and waited.is_decided:
+        return f"{waited.means} {waited.do} Then it was ended from outside: {last}"
     if ending.state == "lost":
         if any(line.event == ANSWERS for line in ending.lines):
             return shows["request_alone"]
@@ -368,7 +371,7 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"
             place = f" {who} {hidden(stands)}." if stands else ""
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
-    if last.startswith("KeyboardInterrupt"):
+    if last.startswith("KeyboardInterrupt") and "terminated" not in last:
         return shows["interrupted"]
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""
     return LOG_ENDS[ending.state].format(last=last, usual=usual)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diag.core.formatting import quantity
+from diag.core.metric_prefix import FINISHED, PROMPTED, RUNNING, WAITING, metric
 from diag.core.subjects import Floats, Subject, instance_name, label_value
 from diag.diagnosis.onset import FEW
 from diag.diagnosis.pool_model import (
@@ -63,17 +64,17 @@ SHORTEST_STEP, LONGEST = 1e-4, 1e7
 PER = ("instance", "engine")
 PROMPTS, OUTPUTS, TTFT = "request_prompt_tokens", "request_generation_tokens", "time_to_first_token_seconds"
 COUNTERS = {
-    "finished": "vllm:request_success_total",
-    "steps": "vllm:iteration_tokens_total_count",
-    "prefilled": "vllm:prompt_tokens_total",
-    "preempted": "vllm:num_preemptions_total",
-    "ttft": f"vllm:{TTFT}_sum",
-    "prompt_tokens": f"vllm:{PROMPTS}_sum",
-    "computed": "vllm:request_prefill_kv_computed_tokens_sum",
-    "output_tokens": f"vllm:{OUTPUTS}_sum",
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "usage": "vllm:kv_cache_usage_perc",
+    "finished": FINISHED,
+    "steps": metric("iteration_tokens_total_count"),
+    "prefilled": PROMPTED,
+    "preempted": metric("num_preemptions_total"),
+    "ttft": metric(f"{TTFT}_sum"),
+    "prompt_tokens": metric(f"{PROMPTS}_sum"),
+    "computed": metric("request_prefill_kv_computed_tokens_sum"),
+    "output_tokens": metric(f"{OUTPUTS}_sum"),
+    "running": RUNNING,
+    "waiting": WAITING,
+    "usage": metric("kv_cache_usage_perc"),
 }
 """Series of an engine, read at every scrape."""
 
@@ -154,7 +155,7 @@ class _Telemetry:
 
     def histogram(self, family: str) -> tuple[list[float], list[float]]:
         """Return the edges of a histogram, and the observations up to each."""
-        promql = f"sum by ($by, le) (last_over_time(vllm:{family}_bucket[$window]))"
+        promql = f"sum by ($by, le) (last_over_time({metric(family)}_bucket[$window]))"
         counts = {}
         for labels, row in self.queries.ask(promql, PER, self.latest, self.at).like(self.subject):
             with suppress(ValueError):
@@ -169,7 +170,7 @@ class _Telemetry:
     def rates_of_its_model(self) -> list[float]:
         """Return the requests that each server of its model finished, its own first."""
         window = Window(self.seconds, f"{max(1, round(self.seconds))}s")
-        promql = "sum by ($by) (increase(vllm:request_success_total[$window]))"
+        promql = f"sum by ($by) (increase({FINISHED}[$window]))"
         rows = self.queries.ask(promql, ("instance", "model_name"), window, self.at[-1:])
         models = {label_value(labels, "model_name") for labels, _ in rows.like(self.subject)}
         rates = {

@@ -8,6 +8,7 @@ from diag.core.contract import Contract
 from diag.core.debug_log import timed
 from diag.core.errors import NotAnswered, QueryFailed
 from diag.core.incident import Incident, Part, Signal, seconds
+from diag.core.metric_prefix import GENERATED, RUNNING, WAITING
 from diag.core.subjects import Floats, Instants, Rows, Subject, instance_name
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
@@ -15,14 +16,11 @@ from diag.sources.source import TelemetrySource
 
 FEWEST_INTERVALS = 3
 """Scrape intervals in a window, at least; such a window holds one scrape more: four."""
-ENGINES = (
-    "count by (instance, engine) (last_over_time("
-    '{__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[$window]))'
-)
+ENGINES = f'count by (instance, engine) (last_over_time({{__name__=~"{RUNNING}|{WAITING}|{GENERATED}"}}[$window]))'
 GPUS = 'count by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[$window]))'
 INSTANCES = "count by (instance) (count_over_time(up[$window]))"
 VERSIONS = "count by (instance, version) (last_over_time(diag_vllm_info[$window]))"
-MODELS = "count by (instance, model_name) (last_over_time(vllm:num_requests_running[$window]))"
+MODELS = f"count by (instance, model_name) (last_over_time({RUNNING}[$window]))"
 """Served models by the page itself: /v1/models also lists LoRA adapters, which are no other model."""
 GPU_NAMES = "count by (instance, name) (last_over_time(diag_gpu_info[$window]))"
 PARTS = {"engine": ENGINES, "gpu": GPUS}

@@ -10,6 +10,7 @@ import numpy as np
 
 from diag.core.declarations import PACKAGE, read
 from diag.core.incident import Incident, Signal, seconds
+from diag.core.metric_prefix import RUNNING, SERVES, metric
 from diag.core.subjects import Rows, instance_name, label_value
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, QueryCache, Window
 from diag.knowledge.signals import death_claimed
@@ -29,7 +30,6 @@ BINS, FEWEST_BINS = 1_500, 15
 """Bins of time in which scrapes are counted: for all servers together, and for each at least."""
 MOST_COUNTED = 1e9
 """Scrapes in one bin: a larger number is not a count of scrapes."""
-SERVES = '{__name__=~"vllm:(num_requests_running|generation_tokens_total)"}'
 EXPORTER = "diag_vllm_up"
 FAILS = 'max by (instance, collector) (max_over_time(diag_scrape_success{collector!="vllm"}[$window])) == 0'
 READ, LISTED = '{__name__=~"diag_gpu_(power_watts|utilization_ratio)"}', "diag_gpu_up"
@@ -38,9 +38,9 @@ THROTTLE = "diag_gpu_throttle_seconds_total"
 DCGM = "DCGM_FI_DEV_GPU_UTIL"
 HTTP = 'http_requests_total{handler=~"/v1/.*"}'
 START = "process_start_time_seconds"
-TWICE = "max by (instance) (count by (instance, engine) (last_over_time(vllm:num_requests_running[$window]))) > 1"
-JOBS = "count by (instance, job) (last_over_time(vllm:num_requests_running[$window]))"
-CREATED = "max by (instance, engine) (last_over_time(vllm:generation_tokens_created[$window]))"
+TWICE = f"max by (instance) (count by (instance, engine) (last_over_time({RUNNING}[$window]))) > 1"
+JOBS = f"count by (instance, job) (last_over_time({RUNNING}[$window]))"
+CREATED = f"max by (instance, engine) (last_over_time({metric('generation_tokens_created')}[$window]))"
 CLAIM_IS_NEWS = 300.0
 """Seconds before the first scrape in which a line of the log still matters."""
 LOG_ALONE = (

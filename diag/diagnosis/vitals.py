@@ -12,7 +12,8 @@ from diag.core.subjects import Floats, Instants, Subject, instance_name
 from diag.diagnosis.progress import ENGINE, INSTANCE
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.knowledge.signals.steps import FULL, all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
+from diag.knowledge.signals import all_reduce_share, bandwidth_share, batch, compute_share, nvlink_share
+from diag.knowledge.signals.steps import FULL
 from diag.vllm.command.shown import shown
 
 SERVING = " unless on (instance, gpu) $gpus_not_serving"

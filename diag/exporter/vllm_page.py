@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from diag.core.formatting import printable
-from diag.core.metric_prefix import named_as_ours
+from diag.core.metric_prefix import CACHE_INFO, OWN, named_as_ours
 from diag.exposition import NotMetrics, is_cut, lines_from, sample
 from diag.http.address import Address, from_environment
 from diag.http.client import Client
@@ -21,7 +21,7 @@ HEAD_START = 0.005
 """Seconds to wait at most until the request is sent."""
 MOST_STARTS = 64
 """Start times of earlier servers that are kept."""
-_INFO = b"vllm:cache_config_info{"
+_INFO = f"{CACHE_INFO}{{".encode()
 _START = b"process_start_time_seconds "
 
 
@@ -40,7 +40,7 @@ class CollectorFailed(Exception):
 class Scraped:
     """One page; `up` if it has vLLM's metrics, a `problem` if it cannot be trusted.
 
-    `renamed` is the prefix of these metrics instead of `vllm:`, "" if they have that. `health` is the HTTP status of
+    `renamed` is the prefix of these metrics instead of vLLM's own, "" if they have that. `health` is the HTTP status of
     vLLM's own answer to GET /health meanwhile, None if it did not come in time; `unanswered` if the last one got none.
     """
 
@@ -67,7 +67,7 @@ class PageReader:
         self._earlier: deque[bytes] = deque(maxlen=MOST_STARTS)
         self._several_until = 0.0
         self._info: tuple[bytes, Config] = (b"", {})
-        """The lines of `vllm:cache_config_info`, and the configuration in them."""
+        """The lines of cache_config_info, and the configuration in them."""
         self.unreadable: list[bytes] = []
         """Such lines that are no sample."""
 
@@ -89,7 +89,7 @@ class PageReader:
 
         ours, prefix = named_as_ours(page)
         problem = ""
-        if b"vllm:" not in ours:
+        if OWN.encode() not in ours:
             problem = "the page has no vLLM metrics: is this vLLM, started without --disable-log-stats?"
         elif time.monotonic() < self._several_until:
             problem = (
@@ -105,7 +105,7 @@ class PageReader:
                 except ValueError:
                     self.unreadable += [line] if line.startswith(_INFO) else []
             self._info = lines, from_page(infos, len({info["engine"] for info in infos if "engine" in info}))
-        return Scraped(page, b"vllm:" in ours, problem, self._info[1], facts, prefix, health, unanswered)
+        return Scraped(page, OWN.encode() in ours, problem, self._info[1], facts, prefix, health, unanswered)
 
 
 def health_alone(problem: str, server: VllmServer) -> Scraped:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diag.core.formatting import printable
-from diag.core.metric_prefix import named_as_ours
+from diag.core.metric_prefix import OWN, named_as_ours
 from diag.exposition import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import STALE, Labels, distinct
 from diag.promql.data import Floats, Millis
@@ -118,7 +118,7 @@ class Parser:
             values = [first[row] for row in rows]
 
         if self._last is None or self._last[0] != rows:
-            vllm = [self.labels[row] for row in rows if self.labels[row]["__name__"].startswith("vllm:")]
+            vllm = [self.labels[row] for row in rows if self.labels[row]["__name__"].startswith(OWN)]
             models = sorted({labels["model_name"] for labels in vllm if "model_name" in labels})
             engines = len({labels["engine"] for labels in vllm if "engine" in labels})
             self._last = rows, Layout(np.array(rows, np.intp), tuple(models), engines, bool(vllm))
@@ -337,7 +337,7 @@ class ScrapeTable:
     def mixed(self) -> str:
         """The first metric of vLLM or its exporter whose series are ambiguous, "" for none."""
         names = (self.labels[row]["__name__"] for row in sorted(self.ambiguous))
-        return next((name for name in names if name.startswith(("vllm:", "diag_"))), "")
+        return next((name for name in names if name.startswith((OWN, "diag_"))), "")
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:

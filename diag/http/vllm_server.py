@@ -11,6 +11,7 @@ from typing import Any
 
 from diag.core.files import parse_json
 from diag.core.formatting import printable
+from diag.core.metric_prefix import OWN
 from diag.exposition import MOST_BYTES, NotMetrics, refuse_other_formats
 from diag.http.address import PAGE, Address
 from diag.http.client import Client, Request, Response, run_in_thread
@@ -29,7 +30,7 @@ _GONE = (404, 405)
 _REFUSED = (401, 403)
 _SCALES = b"The model is currently scaling"
 """The answer of vLLM's ScalingMiddleware to every request."""
-_MARKS = (b"# TYPE ", b"vllm:")
+_MARKS = (b"# TYPE ", OWN.encode())
 """Every page with vLLM's metrics contains one of these; /health answers 200, too."""
 
 

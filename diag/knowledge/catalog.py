@@ -109,8 +109,11 @@ def _check_alone(incident: Incident, file: Path) -> None:
 
 def _place(file: Path, word: object) -> str:
     """Return the file and the line with a word of an incident: its own file, or that of a signal or a shared fix."""
-    of_signals = sorted((PACKAGE / "knowledge" / "signals").glob("*.py"))
-    for declaring in (file, *of_signals, Path(str(shared_fixes.__file__))):
+    for declaring in sorted((PACKAGE / "knowledge" / "signals").glob("*.promql")):
+        for number, text in enumerate(declaring.read_text(encoding="utf-8").splitlines(), 1):
+            if word and text.startswith(f"{word}: "):
+                return f"{shown_path(declaring)}:{number}"
+    for declaring in (file, Path(str(shared_fixes.__file__))):
         if word and declaring.is_file() and (line := python_line(declaring, word)):
             return f"{shown_path(declaring)}:{line}"
     return str(shown_path(file))

@@ -18,11 +18,17 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.incident import Condition, Incident, Part, Signal, regroup, seconds
-from diag.knowledge.signals import DECLARED
-from diag.knowledge.signals.gpu import infiniband_link_errors, infiniband_ports_down, nvlinks_trained_again
-from diag.knowledge.signals.load import time_until_ttft_missed
-from diag.knowledge.signals.peers import tokens_of_peers
-from diag.knowledge.signals.steps import bandwidth_share, compute_share
+from diag.core.metric_prefix import GENERATED, RUNNING, WAITING, in_any_release
+from diag.knowledge.signals import (
+    DECLARED,
+    bandwidth_share,
+    compute_share,
+    infiniband_link_errors,
+    infiniband_ports_down,
+    nvlinks_trained_again,
+    time_until_ttft_missed,
+    tokens_of_peers,
+)
 from diag.promql import Formula, pretty
 
 PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
@@ -35,15 +41,12 @@ GENERATION = "diag_rules:generation"
 
 Their label `generation` identifies the rules.
 """
-_SERVERS = 'group by (instance) (last_over_time({__name__=~"vllm:num_requests_running|diag_vllm_up"}[1d]))'
-_ENGINES = (
-    "group by (instance, engine)"
-    ' (last_over_time({__name__=~"vllm:num_requests_(running|waiting)|vllm:generation_tokens_total"}[5m]))'
-)
+_SERVERS = f'group by (instance) (last_over_time({{__name__=~"{RUNNING}|diag_vllm_up"}}[1d]))'
+_ENGINES = f'group by (instance, engine) (last_over_time({{__name__=~"{RUNNING}|{WAITING}|{GENERATED}"}}[5m]))'
 _GPUS = 'group by (instance, gpu) (last_over_time({__name__=~"diag_gpu_(up|power_watts|utilization_ratio)"}[5m]))'
 SUBJECTS = {
-    ("instance",): _SERVERS,
-    ("instance", "engine"): f"{_ENGINES} or on (instance) instance:{GENERATION}",
+    ("instance",): in_any_release(_SERVERS),
+    ("instance", "engine"): f"{in_any_release(_ENGINES)} or on (instance) instance:{GENERATION}",
     ("instance", "gpu"): f"{_GPUS} or on (instance) instance:{GENERATION}",
 }
 """Subjects of the rules: servers; engines and GPUs, and each server without a visible one."""
@@ -141,7 +144,7 @@ def _filled(asked: Part | Signal | str, per: tuple[str, ...], window: str, ago: 
     promql = asked if isinstance(asked, str) else asked.promql
     if ago:
         promql = promql.replace("[$window]", f"[$window] offset {ago}")
-    text = PLACEHOLDER.sub(put, promql)
+    text = in_any_release(PLACEHOLDER.sub(put, promql))
     if isinstance(asked, str):
         return Formula("", text, parts)
 
@@ -308,7 +311,7 @@ def served_models(labels: Sequence[str]) -> str:
     server, evaluated = f"on ({', '.join(labels)})", generation_series(("instance",), labels)
     places = {"": labels} if labels != ("instance",) else {'{pod!=""}': ("namespace", "pod"), '{pod=""}': labels}
     named = " or ".join(
-        f'label_join(label_join(group by ({by}) (vllm:num_requests_running{matcher}), "server", "/",'
+        f'label_join(label_join(group by ({by}) ({in_any_release(RUNNING + matcher)}), "server", "/",'
         f' {", ".join(map(json.dumps, names))}), "place", " at ", "model_name", "server")'
         for matcher, names in places.items()
     )

@@ -9,11 +9,12 @@ are served, and a report names them under "Not seen".
 from typing import NamedTuple
 
 from diag.core.incident import Condition, Signal, judged
+from diag.core.metric_prefix import metric
 from diag.knowledge import signals
 
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
-USAGE = signals.renamed("max by ($by) (max_over_time({}[$window]))", signals.KV_USAGE)
-COUNTED = 'sum by ($by) (increase({}_bucket{le="+Inf"}[$window]))'
+USAGE = f"max by ($by) (max_over_time({metric('kv_cache_usage_perc')}[$window]))"
+COUNTED = 'sum by ($by) (increase({}_bucket{{le="+Inf"}}[$window]))'
 """Latencies counted by the buckets from which pauses and late tokens are told: their sums alone show neither."""
 HARMFUL = judged("{threshold} of the answers or streams is what users notice")
 
@@ -55,7 +56,7 @@ PARTS = (
         # without a request in the window there is no latency, and behind Ray no histogram either
         Signal(
             "latencies observed",
-            f"({signals.renamed(COUNTED, signals.TTFT)} + ({signals.renamed(COUNTED, signals.ITL)}) + $e2e_count)"
+            f"({COUNTED.format(signals.TTFT)} + {COUNTED.format(signals.ITL)} + $e2e_count)"
             " or 0 * ($requests_in_flight_peak + ($finished_requests or 0 * $requests_in_flight_peak) == 0)",
             "latencies observed: {value}",
             "observations",
@@ -81,18 +82,21 @@ PARTS = (
         harm=(signals.preempts,),
     ),
 )
-HEALTH = signals.signal(
-    "answer of /health: HTTP status = max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
+HEALTH = Signal(
+    "answer of /health",
+    "max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
     "GET /health answered {value}",
+    "HTTP status",
 )
 """Evidence for an engine: 200 shows that its server has one, any other status contradicts it. Without a status (nothing
 asks /health, or the server has no such route) its page speaks alone."""
-UNANSWERED = signals.signal(
-    "/health unanswered while nothing moves: bool ="
-    " min by ($by) (min_over_time(diag_vllm_health_unanswered[$window]))"
+UNANSWERED = Signal(
+    "/health unanswered while nothing moves",
+    "min by ($by) (min_over_time(diag_vllm_health_unanswered[$window]))"
     " * on (instance) (max by (instance) ($tokens_and_requests_processed) == bool 0)"
     " unless on (instance) last_over_time(diag_vllm_health_status[$window])",
     "no answer came from /health: {value}",
+    "bool",
 )
 """The page says nothing of an idle engine: the API server writes it. A busy one shows by its tokens that it works. An
 answer of vLLM's own in the window outweighs one that did not come."""

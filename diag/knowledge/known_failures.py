@@ -47,6 +47,12 @@ FAR_BEHIND, OLD = 3, 12
 """Minor releases, about two months and most of a year of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
+_SETTING = re.compile(
+    r"--(?P<no>no-)?(?P<flag>[a-z][a-z\d-]+)(?![\w.=-])(?: (?P<value>[\w.]*\w))?"
+    r"|(?P<variable>\b[A-Z]+_[A-Z\d_]+=[\w.:-]*\w)"
+)
+"""An option with the word behind it, or a variable of the environment, in an advice."""
+_LESS = re.compile(r"(?i)\b(?:halve|lower|smaller|fewer) ")
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of --max-lora-rank."""
 MOST_DIVISOR = 128
@@ -57,7 +63,7 @@ _OPTIONS = re.compile(r"\[(?P<names>--[\w.-]+(?:, --[\w.-]+)*)\]")
 _GIVEN = re.compile(r"non-default args: \{(?P<args>.*)\}")
 _FLAG = re.compile(r"(?<![\w-])(?P<name>--[a-z][a-z0-9-]+)(?P<other>[^();,]{0,40}\((?:since|before|\d))?")
 """An option in an advice; in brackets may stand since when vLLM has it."""
-_REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take")
+_REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take|instead|in place of")
 _OF_CONTAINER = re.compile(r"docker|container")
 _UPGRADE = re.compile(r"\b([Uu]pgrade vLLM)\b")
 _WORD = re.compile(r"[a-z]+(?:'s)?(?=[ ,:])")
@@ -69,6 +75,7 @@ AVOID_LATE = (
     f"{AVOID}start once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3), which shows the call that fails."
 )
 AVOID_CALL = f"{AVOID}upgrade vLLM."
+TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
 NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
@@ -131,6 +138,8 @@ class FailureKind(NamedTuple):
             return None
         if (match := self.pattern.search(text)) is None:
             return None
+        if {"free", "share"} <= self.pattern.groupindex.keys():  # the rank with the least free memory decides
+            match = min((match, *self.pattern.finditer(context.nearby)), key=lambda rank: _number(rank["free"]))
         if self.platforms and platform_of(text, context) not in self.platforms:
             return None
         if self.phases and context.phase not in self.phases:
@@ -245,6 +254,7 @@ def known_failure(
     for failure in table():
         is_late = failure.generic or failure.file == SHAPES
         tiers[0 if failure.has_context else 3 if failure.file == PLACES else 2 if is_late else 1].append(failure)
+    spare: KnownFailure | None = None
     for kinds in tiers:
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
@@ -254,15 +264,19 @@ def known_failure(
                 is_named = kernel and (way or failure.file != PLACES)
                 owner = f" The traceback ends in {kernel.name}." if kernel and is_named else ""
                 means = _filled(f"{failure.means}{owner}", values)
+                way = "" if is_tried(way, context.nearby) else way
                 late = AVOID_LATE if _LATE.search(text) else AVOID_CALL
                 advice = late.format(way=way) if way else _filled(failure.advice, values, context, version)
+                if not advice:  # its own log refutes it: the next kind
+                    spare = spare or KnownFailure(failure.id, means, TRIED, failure.source)
+                    continue
                 basis: Basis = "by its place" if way else failure.basis
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
                 is_decided = failure.has_context and not failure.computed_first
                 seen = values.get("", "")
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
-    return None
+    return spare
 
 
 def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
@@ -311,10 +325,13 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
         for separator, clause in zip(("", *others[::2]), (first, *others[1::2]), strict=True):
             with suppress(ValueError, ArithmeticError):
                 said = PLACE.sub(value, _OPTIONS.sub(fill_options, clause))
-                result += (separator if result else "") + said if _has_options(version, said) else ""
+                is_open = _has_options(version, said) and not is_tried(said, context.nearby)
+                result += (separator if result else "") + said if is_open else ""
         return result
 
     result = filled(options) or filled(lambda place: place["names"]) or PLACE.sub(value, text)
+    if is_tried(result, context.nearby):
+        return ""
     result = f"{result[:1].upper()}{result[1:]}" if _WORD.match(result) else result
     return result if result.endswith(".") else f"{result}."
 
@@ -329,6 +346,24 @@ def _has_options(version: str, clause: str) -> bool:
         or bool(_REMOVES.search(clause))
         for flag in flags
     )
+
+
+def is_tried(clause: str, near: str) -> bool:
+    """Return True if the log shows everything that a clause would set as set, or as too small to be less."""
+    if not (settings := list(_SETTING.finditer(clause))) or _REMOVES.search(clause):
+        return False
+
+    def is_set(setting: re.Match[str]) -> bool:
+        if variable := setting["variable"]:
+            return bool(re.search(rf"(?m)(?:^|export |-e |--env ){re.escape(variable)}(?!\w)", near))
+        name = setting["flag"].replace("-", "_")
+        values = re.findall(rf"(?:'{name}': |\b{name}=)'?(?!{name}\b)([\w.]+)", near)
+        if not values or values[-1] in ("True", "False"):
+            return bool(values) and values[-1] == str(not setting["no"])
+        is_least = values[-1] == "1" and _LESS.search(clause[: setting.start()])
+        return bool(is_least) or values[-1] == setting["value"]
+
+    return all(map(is_set, settings))
 
 
 def _number(text: str) -> float:
@@ -366,21 +401,11 @@ def _share(free: str, total: str) -> str:
     return f"{share:g}"
 
 
-PACKAGES: Mapping[str, str] = {
-    "flashinfer": "flashinfer-python",
-    "open_clip": "open_clip_torch",
-    "cv2": "opencv-python-headless",
-    "PIL": "pillow",
-    "yaml": "pyyaml",
-    "sklearn": "scikit-learn",
-    "zmq": "pyzmq",
-    "pkg_resources": '"setuptools<81"',
-    "google.protobuf": "protobuf",
-    "runai_model_streamer": '"vllm[runai]"',
-    "fastsafetensors": '"vllm[fastsafetensors]"',
-    **dict.fromkeys(("librosa", "soundfile", "av", "soxr"), '"vllm[audio]"'),
-}
-"""Packages of modules with another name."""
+@lru_cache(maxsize=1)
+def _packages() -> dict[str, str]:
+    return read(PACKAGE / "knowledge" / "packages.toml", dict[str, str])
+
+
 FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "divisors": _divisors,
     "divisors_below": _divisors,
@@ -395,7 +420,7 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "lora_rank": _lora_rank,
     "scaled": _scaled,
     "cuda": lambda release: f"{int(release) // 1000}.{int(release) % 1000 // 10}",
-    "pip": lambda module: PACKAGES.get(module, module),
+    "pip": lambda module: _packages().get(str(module), str(module)),
 }
 """What the texts compute; `cuda` is the release that the driver reports as 12020, `pip` the package of a module and
 `flag` the option of a field."""

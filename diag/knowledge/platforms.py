@@ -15,7 +15,10 @@ from diag.core.log_events import LogContext
 from diag.vllm.flags.registry import release
 
 PLATFORMS = (
-    ("rocm", re.compile(r"\bHIP\b|HSA_STATUS|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b")),
+    (
+        "rocm",
+        re.compile(r"\bHIP\b|hipBLAS|HSA_STAT|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b"),
+    ),
     ("npu", re.compile(r"\bNPU\b|torch_npu|vllm[_-]ascend|\bHCCL\b|\bCANN\b")),
     ("xpu", re.compile(r"\bXPU\b|xpu_worker|oneCCL|Level ?Zero|UR_RESULT")),
     ("tpu", re.compile(r"tpu_inference|\bTPU\b|jax\.errors|JaxRuntimeError")),
@@ -108,6 +111,12 @@ _OF_FRAMES = (
     ("CUTLASS", re.compile(r"cutlass_mla")),
 )
 """Backends, by the beginnings of their names, and the frames of their code."""
+_REFUSED = (
+    ("FLASH_ATTN", re.compile(r"FA2 is only supported|Cannot use FlashAttention-2|Tesla T4")),
+    ("FLASHINFER", re.compile(r"FlashInfer is not available|Tesla T4")),
+    ("TRITON", re.compile(r"PassManager::run failed")),
+)
+"""Backends, by the beginnings of their names, and what shows that this server cannot use them."""
 _MLA = re.compile(r"/mla/|_mla\b|\bMLA\b|use_mla=True|(?i:deepseek-?(?:v[23]|r1)|kimi-k)")
 _SPARSE = re.compile(r"(?i)use_sparse=True|MLA_SPARSE|sparse_attn_indexer|deepseek-v(?:3\.2|4)")
 _LOADS = re.compile(r":\w{0,30}(?:load_|_loader\b|create_weights)")
@@ -171,7 +180,9 @@ def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> st
         name.strip(" '\"").rpartition(".")[2] for line in _OFFERED.finditer(near) for name in line["names"].split(",")
     ]
     wanted = [name for name in wanted if name in offered] or wanted
-    name = next((name for name in wanted if not used or not name.startswith(used.removesuffix("_MLA"))), "")
+    refused = [name for name, words in _REFUSED if words.search(near)] + [used.removesuffix("_MLA")] * bool(used)
+    name = next((name for name in wanted if not name.startswith(tuple(refused))), "")
+    name = name if not at or at >= (0, 8) or not name.startswith("TRITON") else "XFORMERS"
     if not name or not at:
         return f"--attention-backend {name} (before 0.13 VLLM_ATTENTION_BACKEND)" if name else ""
     old = "_VLLM_V1" if at < (0, 11) and name == "TRITON_ATTN" else ""

@@ -1,6 +1,7 @@
 """Fixes, look-alikes and conditions that several incidents share."""
 
 from diag.core.incident import Effect, Fix, LookAlike, documented, judged, measured
+from diag.core.metric_prefix import metric
 from diag.knowledge import signals
 
 QUANTIZED_KV = "https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html"
@@ -67,8 +68,9 @@ NOT_PAUSED = LookAlike(
 )
 NOT_CHANGING = LookAlike(
     "a weight update or an elastic scaling",
-    distinguish="vllm:rl_weight_update_operations_in_flight and vllm:sleep_mode_operations_in_flight (vLLM 0.32) show "
-    "the calls that are not answered yet, `[Elastic EP]` in the log the scaling; nothing is scheduled meanwhile.",
+    distinguish=f"{metric('rl_weight_update_operations_in_flight')} and {metric('sleep_mode_operations_in_flight')} "
+    "(vLLM 0.32) show the calls that are not answered yet, `[Elastic EP]` in the log the scaling; nothing is scheduled "
+    "meanwhile.",
     requires=signals.changes_under_way.at_most(
         0,
         documented(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, plural, quantity
 from diag.lint.host import memory_setup
-from diag.lint.rule import LintRule, LintTarget, Match, number, removal, rule, text_of
+from diag.lint.rule import LintRule, LintTarget, Match, is_open, number, removal, rule, text_of
 from diag.vllm.command.redaction import value
 from diag.vllm.deployments import deployment
 from diag.vllm.flags.registry import known
@@ -77,7 +77,11 @@ CONDITIONS: Mapping[str, Callable[[LintTarget], object]] = {
     "async_scheduling_with_draft_method": lambda target: (
         target.is_on("--async-scheduling") and target.keys("--speculative-config").get("method") in _ASYNC_METHODS
     ),
-    "parser_missing": lambda target: target.is_on("--enable-auto-tool-choice") and not target.has("--tool-call-parser"),
+    "parser_missing": lambda target: (
+        target.is_on("--enable-auto-tool-choice")
+        and not target.has("--tool-call-parser")
+        and not any(is_open(target.command.words[at]) for at in target.command.strays)
+    ),
     "outputs_without_requests": lambda target: (
         target.is_on("--enable-log-outputs") and not target.is_on("--enable-log-requests")
     ),

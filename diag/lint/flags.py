@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from diag.lint.removed import INEFFECTIVE, REPLACED_VARIABLES, V1, V1_ONLY, ReplacedVariable
-from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
+from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import Flag, known, parsers
 from diag.vllm.metric_names import newest, reads, variables
@@ -56,11 +56,7 @@ def other_program(command: Command) -> str:
 
 
 def _unrecognized(target: LintTarget) -> list[Given]:
-    return [
-        mention
-        for mention in target.command.given
-        if mention.option is None and not is_open(mention.spelled) and mention.spelled not in HELP
-    ]
+    return [mention for mention in target.command.given if mention.option is None and not is_open(mention.spelled)]
 
 
 @lru_cache(maxsize=4)
@@ -174,27 +170,27 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
         is_own = name.startswith("VLLM_") and not reads(target.version, name)
         if is_own and (name in variables() or name in REPLACED_VARIABLES):
             yield _ineffective_variable(name, REPLACED_VARIABLES.get(name, ReplacedVariable()), target)
-        elif is_own and _is_meant_for_a_flag(name, target):
-            flag = f"--{name.removeprefix('VLLM_').lower().replace('_', '-')}"
-            yield Match(f"{name} has no effect: no known vLLM release reads it", fix=f"Use {flag}")
-        elif is_own:  # one that a plugin reads, unless it is nearly one of vLLM's
+        elif is_own:  # one that a plugin reads, unless it is for vLLM's own image or nearly one of vLLM's
             able = [known for known in variables() if reads(target.version, known)]
-            if near := get_close_matches(name, able, 1, _VERY_CLOSE):
-                yield Match(
-                    f"{name} has no effect: no known vLLM release reads it",
-                    fix=f"Use {near[0]}, if you intended that variable",
+            near = get_close_matches(name, able, 1, _VERY_CLOSE)
+            if near or _is_for_vllms_image(name, target):
+                flag = f"--{name.removeprefix('VLLM_').lower().replace('_', '-')}"
+                fix = (
+                    f"Use {flag}"
+                    if flag in known()
+                    else f"Use {near[0]}, if you intended that variable"
+                    if near
+                    else ""
                 )
+                yield Match(f"{name} has no effect: no known vLLM release reads it", fix=fix)
 
 
-def _is_meant_for_a_flag(name: str, target: LintTarget) -> bool:
-    """Return True for a variable of a container of vLLM's own that is called as a flag, and that no word uses."""
+def _is_for_vllms_image(name: str, target: LintTarget) -> bool:
+    """Return True for a variable of a container of vLLM's own that no word uses."""
     command, used = target.command, re.compile(rf"\$[({{]?{name}\b")
     words = (*command.words, *(word for outer, _ in command.around for word in outer))
     is_given = any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in words)
-    is_named = f"--{name.removeprefix('VLLM_')}".lower().replace("_", "-") in known()
-    return (
-        is_named and is_given and "/vllm-openai" in command.image and not (target.build or any(map(used.search, words)))
-    )
+    return is_given and "/vllm-openai" in command.image and not (target.build or any(map(used.search, words)))
 
 
 def _ineffective_variable(name: str, variable: ReplacedVariable, target: LintTarget) -> Match:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from diag.core.formatting import gibibytes, plural
+from diag.core.metric_prefix import OWN
 from diag.lint.flags import other_program
 from diag.lint.host import offloaded, utilization
 from diag.lint.removed import V1
@@ -21,7 +22,7 @@ _SLOW_PATHS = {
     "/metrics": "the page is large, and is served also if the engine is dead",
 }
 _DISTRIBUTED = re.compile(r"\bray\b|multi-node|LeaderWorkerSet|RayCluster|RayService")
-_TOKEN = re.compile(r"(?<![\w:])(vllm:)?([a-z][a-z0-9_]*)(?=\s*[{\[)]|\s*$)")
+_TOKEN = re.compile(rf"(?<![\w:])({OWN})?([a-z][a-z0-9_]*)" r"(?=\s*[{\[)]|\s*$)")
 
 _ROOT, _DISABLED = "VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE"
 
@@ -110,6 +111,12 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     return target.local_ranks()
 
 
+_WITHOUT_GPUS = {
+    "docker run": ("--gpus", "Add --gpus all"),
+    "pod": ("nvidia.com/gpu in its resources", "Add a limit of nvidia.com/gpu"),
+}
+
+
 @rule()
 def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
     pod, needed = target.command.container, _ranks_in_pod(target)
@@ -119,12 +126,12 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
         command = target.command
         is_vllms = command.image.rpartition("/")[2].partition(":")[0] == "vllm-openai"
         is_for_cuda = is_vllms and command.get("--device") is None and "VLLM_TARGET_DEVICE" not in command.environment
-        if not pod.is_pod and pod.is_whole and is_for_cuda:
-            by = "--gpus" if pod.kind == "docker run" else "gpus or devices in deploy.resources.reservations"
+        if pod.is_whole and is_for_cuda:
+            by, fix = _WITHOUT_GPUS.get(pod.kind, ("gpus or devices in deploy.resources.reservations", "Add gpus: all"))
             yield Match(
                 f"The container has no GPU: no {by}",
-                "vLLM's image finds no GPU and exits, unless nvidia is the default runtime of Docker on that host",
-                "Add --gpus all" if pod.kind == "docker run" else "Add gpus: all",
+                "vLLM's image finds no GPU and exits, unless nvidia is the default runtime of containers on that host",
+                fix,
                 severity="error" if pod.kind == "docker run" else "warning",
             )
         return
@@ -221,14 +228,14 @@ def memory_limit_too_low(target: LintTarget) -> Iterator[Match]:
 def autoscaler_metric_missing(target: LintTarget) -> Iterator[Match]:
     for query in target.command.container.metrics if target.command.container else ():
         for prefix, name in _TOKEN.findall(query):
-            first, last = known().get(f"vllm:{SUFFIX.sub('', name)}", ("", ""))
+            first, last = known().get(f"{OWN}{SUFFIX.sub('', name)}", ("", ""))
             newest = max((last for _, last in known().values()), key=release)
             if prefix and not first:
-                yield Match(f"No known vLLM release exports vllm:{name[:60]}")
+                yield Match(f"No known vLLM release exports {OWN}{name[:60]}")
             elif prefix and not (target.since(first) and (last == newest or at_least(last, target.version))):
-                yield Match(f"vLLM {target.version} does not export vllm:{name}: releases {first} to {last} do")
+                yield Match(f"vLLM {target.version} does not export {OWN}{name}: releases {first} to {last} do")
             elif first and not prefix and name != query.strip():
-                yield Match(f"vLLM exports vllm:{name}, not {name}", fix=f"Write vllm:{name}")
+                yield Match(f"vLLM exports {OWN}{name}, not {name}", fix=f"Write {OWN}{name}")
 
 
 @rule()

@@ -16,8 +16,6 @@ from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known, release
 from diag.vllm.memory.model import Model
 
-HELP = ("--help", "-h")
-"""Options that argparse itself adds."""
 GpuSample = tuple[str, tuple[str, ...], float]
 """A sample of the exporter: family, values of its labels, value."""
 

@@ -24,6 +24,8 @@ _LOADS: Mapping[str, tuple[str, ...]] = {
 
 Of other values, such as moe_wna16 and humming, which load several kinds of checkpoint, nothing is reported.
 """
+_FORMATS = ("nvfp4", "fp4", "int4", "int8", "w8a8", "w4a16", "w8a16", "4bit", "8bit")
+"""Formats of weights that 0.32.0 and 0.33.0 have no method of that name for."""
 _LAST: Mapping[str, str] = {"gguf": "0.23.0", "bitsandbytes": "0.27.1"}
 """The last release that has a method."""
 ONE_AWQ = "0.24.0"
@@ -80,6 +82,11 @@ def quantization_removed(target: LintTarget) -> Iterator[Match]:
         if name in (wanted, method) and not at_least(last, target.version):
             whose = f"--quantization {name}" if wanted == name else f"The checkpoint's method, {name},"
             yield Match(f"{whose} was removed: {last} is the last release with it")
+    if wanted in _FORMATS and target.since("0.32.0"):
+        yield Match(
+            f"--quantization {wanted} is a format of weights, and no method of {target.version} has this name",
+            fix="Remove it: the checkpoint names its method",
+        )
 
 
 @rule()

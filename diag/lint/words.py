@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator
 
-from diag.lint.rule import HELP, Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
+from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known
 
 _SWITCHES_TOOK_WORDS = "0.8.5"
-"""The first release in which no switch takes true or false as a separate word."""
+"""The first release in which no switch takes true or false; before, --enable-chunked-prefill did, and others."""
 _NOT_OFF_BY_DEFAULT = {
     *("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling", "--use-tqdm-on-load"),
     *("--enable-log-deltas", "--enable-flash-late-interaction", "--scheduler-reserve-full-isl"),
@@ -35,7 +35,7 @@ def switch_with_a_value(target: LintTarget) -> Iterator[Match]:
         option = mention.option
         if not option or not mention.words or option.key or option.flag.takes != "none" or not mention.values:
             continue
-        if len(mention.words) == 1 or target.since(_SWITCHES_TOOK_WORDS):
+        if target.since(_SWITCHES_TOOK_WORDS) or mention.values[0].lower() not in ("true", "false"):
             off = mention.values[0].lower() in ("false", "0") or not option.on
             new = (f"--no-{option.flag.name[2:]}" if off else option.flag.name,) if option.flag.no or not off else ()
             yield Match(
@@ -72,7 +72,12 @@ def flag_and_value_in_one_word(target: LintTarget) -> Iterator[Match]:
 @rule()
 def word_too_many(target: LintTarget) -> Iterator[Match]:
     command, places = target.command, _strays(target)
-    if command.by_module and command.arguments in command.strays and _has_model(command) and _model_flags(command):
+    if (
+        command.by_module
+        and command.arguments in command.strays
+        and not _is_without_model(command)
+        and _model_flags(command)
+    ):
         first = range(command.arguments, command.arguments + 1)
         yield Match(
             "A word before the flags belongs to none of them",
@@ -122,21 +127,13 @@ def config_false_ignored(target: LintTarget) -> Iterator[Match]:
 # -- the model and the entry point
 
 
-def _is_help(command: Command) -> bool:
-    return any(mention.spelled in HELP for mention in command.given)
-
-
 def _is_without_model(command: Command) -> bool:
     """Return True unless a model is named, a shell may fill one in, or there are flags alone."""
     is_part = command.writing in ("a --config file", "a Dockerfile")  # the model comes with the command
     # an overlay of Compose, or a patch, names neither the image nor any argument
     is_part = is_part or (command.image == "vllm" and command.arguments == len(command.words))
+    is_part = is_part or bool(command.config and command.elsewhere)
     return not command.model and not is_part and command.arguments > 0 and not any(map(is_open, command.words))
-
-
-def _has_model(command: Command) -> bool:
-    """Return True if the command starts a server, and names its model or may do so."""
-    return not _is_help(command) and not _is_without_model(command)
 
 
 def _model_flags(command: Command) -> list[Given]:
@@ -146,7 +143,7 @@ def _model_flags(command: Command) -> list[Given]:
 
 @rule()
 def no_model(target: LintTarget) -> Iterator[Match]:
-    if _is_without_model(target.command) and not _is_help(target.command):
+    if _is_without_model(target.command):
         default = "Qwen/Qwen3-0.6B" if target.since("0.9.0") else "a default model"
         yield Match(why=f"vLLM {target.version} serves {default}")
 
@@ -154,7 +151,7 @@ def no_model(target: LintTarget) -> Iterator[Match]:
 @rule()
 def model_named_twice(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
-    if named and _has_model(command) and command.arguments in command.strays and not command.by_module:
+    if named and not _is_without_model(command) and command.arguments in command.strays and not command.by_module:
         yield Match(why=f"vLLM {target.version} exits with `unrecognized arguments`", edits=removal(named))
 
 
@@ -162,7 +159,7 @@ def model_named_twice(target: LintTarget) -> Iterator[Match]:
 def model_by_flag(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
     is_serve = "serve" in command.words[: command.arguments] and not command.entry
-    if named and is_serve and _has_model(command) and command.arguments not in command.strays:
+    if named and is_serve and not _is_without_model(command) and command.arguments not in command.strays:
         refused = not target.since("0.11.1") and any(len(mention.words) > 1 for mention in named)
         first = range(command.arguments, command.arguments)
         yield Match(
@@ -178,7 +175,7 @@ def model_not_read(target: LintTarget) -> Iterator[Match]:
     is_word = bool(first) and not first[0].startswith("-") and not is_open(first[0])
     is_entry = _is_own_image(command) and command.entry is not None  # the module up to 0.9.1, `vllm serve` in 0.17.1
     is_module = command.by_module or (is_entry and not target.since("0.9.2"))
-    if _has_model(command) and is_module and not _model_flags(command) and is_word:
+    if not _is_without_model(command) and is_module and not _model_flags(command) and is_word:
         yield Match(
             "python -m vllm.entrypoints... takes its model only from --model"
             + ("" if command.by_module else ", and it is the entry point of this image"),

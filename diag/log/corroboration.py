@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from diag.core.log_events import SHUT_DOWN
+from diag.core.metric_prefix import GENERATED, PROMPTED, RUNNING, WAITING
 from diag.exposition import lines_from, sample
 
 STANDSTILL = 60.0
@@ -33,10 +34,10 @@ READ_BY = 10.0
 IMPORTS = 120.0
 """Seconds from the start of a process to its first log line: Python imports torch and vLLM."""
 _START = b"process_start_time_seconds "
-_TOKENS = (b"vllm:prompt_tokens_total{", b"vllm:generation_tokens_total{")
+_TOKENS = tuple(f"{name}{{".encode() for name in (PROMPTED, GENERATED))
 _ANSWERS = b"http_requests_total{"
 _HEALTH = b"diag_vllm_health_status "
-_IN_FLIGHT = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
+_IN_FLIGHT = tuple(f"{name}{{".encode() for name in (RUNNING, WAITING))
 START = "start"
 """The claim that the server was started anew, beside the events of diag/core/log_events.py."""
 OF_API_SERVER = frozenset({START, SHUT_DOWN})

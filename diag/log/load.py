@@ -8,17 +8,21 @@ successes outweighs the log.
 Stats lines: vLLM prints one every 10 s at INFO while tokens move; they become the series of vLLM's own page. From the
 second interval without a token on, it sends the line to DEBUG, however many requests run (0.8 and later, V1). So a line
 of 0.0 tokens/s, at an unchanged usage of the KV cache, and silence after it mean that nothing has moved since, and
-silence after any other line means nothing: the line was due and did not come.
+silence after any other line means nothing: the line was due and did not come. Lines behind it count the tokens of
+drafts, transfers and offloaded blocks of the same interval (counters.toml).
 """
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from diag.core.declarations import PACKAGE, document, typed
 from diag.core.formatting import quantity
 from diag.core.metric_families import Sample
+from diag.core.metric_prefix import FINISHED, GENERATED, PROMPTED, RUNNING, WAITING, metric
 from diag.exposition.scrapes import Reading
 from diag.log.parse_line import AnsweredRequest
 from diag.log.trackers import quote
@@ -126,7 +130,7 @@ SHORTEST_ANSWER = 16
 and so the time that they waited from below."""
 ROOMY = 0.9
 """KV cache usage up to which no request was preempted: no release prints preemptions (0.11 - 0.33 forget them)."""
-DONE = "vllm:request_success_total"
+DONE = FINISHED
 """Answered requests; the log tells no reason for which one finished, so the series has no label for it."""
 LINE = re.compile(
     r"(?:Engine (?P<engine>\d{1,6}): |\d{1,6} Engines Aggregated: )?"
@@ -144,6 +148,37 @@ DUMPED = re.compile(
     r"\[Watchdog\]Dumped stack to .{1,300}?VLLM_STACK_DUMP_for_engine_(?P<engine>\d{1,5})_\d+\.log due to feed"
 )
 """What the watchdog of an engine says that has stood still with requests in flight (0.33); it lets an idle one be."""
+
+
+class Counted(NamedTuple):
+    """A kind of line behind a stats line: words that it has, and those in front of each number, by counter."""
+
+    holds: str
+    counts: Mapping[str, str]
+
+
+COUNTED: tuple[Counted, ...] = typed(document(PACKAGE / "log" / "counters.toml")[1]["line"], tuple[Counted, ...])
+COUNT = r"""(?::\([^()]{1,99}\))?["']?(?:=|: )(\d{1,15})\b(?!\.)"""
+"""A number behind its words and the values of its labels, also in the dictionary that a MultiConnector prints."""
+DRAFTS = re.compile(
+    r"Mean acceptance length: (?P<mean>\d{1,9}\.\d\d), .{0,120}?Accepted: (?P<accepted>\d{1,15}) tokens, "
+    r"Drafted: (?P<drafted>\d{1,15}) tokens, Per-position acceptance rate: (?P<rates>\d\.\d{3}(?:, \d\.\d{3}){0,99})"
+)
+
+
+def counted(text: str) -> Iterator[tuple[str, str, float]]:
+    """Yield what a line behind a stats line counts: a counter of vLLM's page, a position in drafts or "", a number."""
+    for counter, words in (
+        (name, words) for kind in COUNTED if kind.holds in text for name, words in kind.counts.items()
+    ):
+        for number in re.finditer(words + COUNT, text):
+            yield counter, "", float(number[1])
+    if line := DRAFTS.search(text):
+        rates, accepted = [float(rate) for rate in line["rates"].split(", ")], float(line["mean"]) - 1
+        drafts = float(line["accepted"]) / accepted if accepted > 0 else float(line["drafted"]) / len(rates)
+        yield metric("spec_decode_num_drafts_total"), "", drafts
+        for position, rate in enumerate(rates):
+            yield metric("spec_decode_num_accepted_tokens_per_pos_total"), str(position), rate * drafts
 
 
 def reports_tokens(text: str) -> bool:
@@ -212,12 +247,17 @@ class LoadLines:
         self.dumped_at = 0.0
         """Unix time at which an engine was said to have stood still since its last stats line."""
         self.lines = 0
-        """Stats lines read so far, and starts."""
+        """Stats lines and lines behind them read so far, and starts."""
+        self._latest = "0"
+        """The engine of the last stats line."""
+        self._counters: dict[tuple[str, str, str], float] = {}
+        """What lines behind them counted, by engine, counter and position."""
 
     def begin(self) -> None:
         """Note that another server process was started."""
         self.engines, self._settled, self._uncounted = {}, 0, 0
         self.lines += 1
+        self._counters.clear()
 
     def read(self, text: str, at: float, answers: int | None) -> None:
         """Read a stats line; `answers` are the successful ones of the access log so far, None without any answer."""
@@ -227,9 +267,13 @@ class LoadLines:
                 load.is_still, self.dumped_at = True, at
             if ABORTED.match(text) and len(self.engines) == 1:
                 next(iter(self.engines.values())).give_up()
+            for counter, position, count in counted(text):
+                key = self._latest, counter, position
+                self._counters[key] = self._counters.get(key, 0.0) + count
+                self.lines += 1
             return
         self._settled = self._settled if self.engines else answers or 0
-        engine = str(int(line["engine"] or 0))
+        engine = self._latest = str(int(line["engine"] or 0))
         load = self.engines.setdefault(engine, EngineLoad(at - INTERVAL))
         load.read(line, at)
         self.lines += 1
@@ -274,25 +318,28 @@ class LoadLines:
             if len(self.engines) == 1 and answers is not None:
                 finished = float(self._uncounted + self._settled)
             values: dict[str, float] = {
-                "vllm:num_requests_running": load.running,
-                "vllm:num_requests_waiting": load.waiting,
-                "vllm:prompt_tokens_total": load.prompt_tokens,
-                "vllm:generation_tokens_total": load.output_tokens,
-                "vllm:time_to_first_token_seconds_count": finished,
+                RUNNING: load.running,
+                WAITING: load.waiting,
+                PROMPTED: load.prompt_tokens,
+                GENERATED: load.output_tokens,
+                metric("time_to_first_token_seconds_count"): finished,
             }
             if load.highest_usage <= ROOMY:
-                values["vllm:num_preemptions_total"] = 0
+                values[metric("num_preemptions_total")] = 0
             if load.usage is not None:
-                values["vllm:kv_cache_usage_perc"] = load.usage
+                values[metric("kv_cache_usage_perc")] = load.usage
             for name, value in values.items():
                 yield {"__name__": name, "engine": engine}, float(value)
+            for (of, name, position), count in self._counters.items():
+                if of == engine:
+                    yield {"__name__": name, "engine": of, **({"position": position} if position else {})}, count
             if load.deferred is not None or not load.waiting:
                 for reason, count in (
                     ("capacity", load.waiting - (load.deferred or 0)),
                     ("deferred", load.deferred or 0),
                 ):
                     yield (
-                        {"__name__": "vllm:num_requests_waiting_by_reason", "engine": engine, "reason": reason},
+                        {"__name__": f"{WAITING}_by_reason", "engine": engine, "reason": reason},
                         float(count),
                     )
             yield {"__name__": DONE, "engine": engine}, finished

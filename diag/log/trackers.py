@@ -7,6 +7,7 @@ Each tracker is fed by `LogInterpreter` and has neither files nor a clock; times
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import inf
 
 from diag.core.formatting import printable
 from diag.core.log_events import LOG_EVENTS, READY, WARM_UP
@@ -163,6 +164,10 @@ class CrashStreak:
         return 0 if is_steady else self._count
 
 
+FREE, RANKS_END = "free_gibibytes", 60.0
+"""The number of which the least of all ranks counts, and the seconds in which they report it."""
+
+
 class EventCounts:
     """Counts each event, with its last time and the numbers of its last line that has some.
 
@@ -190,10 +195,12 @@ class EventCounts:
 
     def read(self, pattern: Pattern, text: str, at: float) -> None:
         """Count the event of a line, and read the line's numbers."""
+        is_same_end = at - self._times[pattern.name] <= RANKS_END
         self.count(pattern.name, at)
         values = {name: parse_amount(value) for name, value in read_values(pattern, text).items()}
         if values:
-            self._values[pattern.name] = values
+            known = self._values.get(pattern.name, values) if is_same_end else values
+            self._values[pattern.name] = known if known.get(FREE, inf) < values.get(FREE, inf) else values
         for field, value in values.items():
             if (pattern.name, field) in self._sums:
                 self._sums[pattern.name, field] += value

@@ -245,6 +245,12 @@ def _date(part: Callable[[Moments], npt.NDArray[Any]]) -> Callable[[Floats], Flo
     return function
 
 
+def _days_in_month(moments: Moments) -> npt.NDArray[Any]:
+    month = moments.astype("M8[M]")
+    days: npt.NDArray[Any] = (month + np.timedelta64(1, "M")).astype("M8[D]") - month.astype("M8[D]")
+    return days
+
+
 DATES: dict[str, Callable[[Floats], Floats]] = {
     "minute": _date(_since("h", "m", 0)),
     "hour": _date(_since("D", "h", 0)),
@@ -252,9 +258,7 @@ DATES: dict[str, Callable[[Floats], Floats]] = {
     "day_of_week": _date(lambda moments: (moments.astype("M8[D]").astype(np.int64) + 4) % 7),
     "day_of_month": _date(_since("M", "D", 1)),
     "day_of_year": _date(_since("Y", "D", 1)),
-    "days_in_month": _date(
-        lambda moments: (moments.astype("M8[M]") + 1).astype("M8[D]") - moments.astype("M8[M]").astype("M8[D]")
-    ),
+    "days_in_month": _date(_days_in_month),
     "month": _date(_since("Y", "M", 1)),
     "year": _date(lambda moments: moments.astype("M8[Y]").astype(np.int64) + 1970),
 }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from diag.core.contract import Contract
 from diag.core.formatting import plural, quantity
+from diag.core.metric_prefix import metric
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.formulas import formula
 from diag.promql import Formula
@@ -23,9 +24,9 @@ ASSUMED = 512, 128
 WIDEST = 0.9
 """Lengths vary from a tenth of their mean to nearly twice that at most."""
 _KINDS = ("prompt", "generation")
-_TOTAL = "sum(last_over_time(vllm:request_{0}_tokens_{1}[1h]))"
-_QUANTILE = "histogram_quantile({1}, sum by (le) (last_over_time(vllm:request_{0}_tokens_bucket[1h])))"
-_CACHE = "sum(last_over_time(vllm:prefix_cache_{0}_total[1h]))"
+_TOTAL = f"sum(last_over_time({metric('request_{0}_tokens_{1}')}[1h]))"
+_QUANTILE = f"histogram_quantile({{1}}, sum by (le) (last_over_time({metric('request_{0}_tokens_bucket')}[1h])))"
+_CACHE = f"sum(last_over_time({metric('prefix_cache_{0}_total')}[1h]))"
 
 
 class OwnTraffic(NamedTuple):

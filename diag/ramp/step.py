@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from diag.core.contract import Contract
 from diag.core.formatting import quantity
+from diag.core.metric_prefix import FINISHED, GENERATED, PROMPTED, metric
 from diag.core.subjects import Floats, label_value
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.signals import E2E, IN_FLIGHT, ITL, LATENCIES, TTFT
@@ -40,17 +41,17 @@ ALL = 0.9
 place are both in no gauge."""
 PLATEAU = 0.5
 """Share of the usual rate of tokens from which on a server serves at its plateau; a neighbour may halve it."""
-STEP_TOKENS = "sum by ($by) (increase(vllm:iteration_tokens_total_sum[$window])) / ($engine_steps > 0)"
+STEP_TOKENS = f"sum by ($by) (increase({metric('iteration_tokens_total_sum')}[$window])) / ($engine_steps > 0)"
 RATES = {
     "requests_per_second": "$finished_requests",
     "output_tokens_per_second": "$output_tokens",
     "prompt_tokens_per_second": "$prompt_tokens",
 }
 SO_FAR = {
-    "tokens": "sum by ($by) (last_over_time(vllm:prompt_tokens_total[$window]))"
-    " + sum by ($by) (last_over_time(vllm:generation_tokens_total[$window]))",
-    "finished": "sum by ($by) (last_over_time(vllm:request_success_total[$window]))",
-    "aborted": 'sum by ($by) (last_over_time(vllm:request_success_total{finished_reason="abort"}[$window]))',
+    "tokens": f"sum by ($by) (last_over_time({PROMPTED}[$window]))"
+    f" + sum by ($by) (last_over_time({GENERATED}[$window]))",
+    "finished": f"sum by ($by) (last_over_time({FINISHED}[$window]))",
+    "aborted": f'sum by ($by) (last_over_time({FINISHED}{{finished_reason="abort"}}[$window]))',
 }
 
 
@@ -282,20 +283,13 @@ def _scraped(queries: QueryCache, promql: str) -> Floats:
 
 
 def _latency(queries: QueryCache, name: str) -> Latency:
-    """Read a latency off its histogram; each release has one of its names."""
-
-    def quantile(share: float) -> float | None:
-        found = (
-            value(queries, f"histogram_quantile({share}, sum by ($by, le) (increase({metric}_bucket[$window])))")
-            for metric in HISTOGRAMS[name]
-        )
-        return next((seconds for seconds in found if seconds is not None), None)
-
-    p50, p90, p99 = map(quantile, (0.5, 0.9, 0.99))
+    """Read a latency off its histogram."""
+    histogram = HISTOGRAMS[name]
+    buckets = f"sum by ($by, le) (increase({histogram}_bucket[$window]))"
+    p50, p90, p99 = (value(queries, f"histogram_quantile({share}, {buckets})") for share in (0.5, 0.9, 0.99))
     count, in_time = (value(queries, promql) for promql in LATENCIES[name])
     late = max(0.0, 1 - in_time / count) if count and in_time is not None else None
-    buckets = (_bucket(queries, metric) for metric in HISTOGRAMS[name])
-    return Latency(p50, p90, p99, count or 0.0, late, next(filter(None, buckets), None))
+    return Latency(p50, p90, p99, count or 0.0, late, _bucket(queries, histogram))
 
 
 def _bucket(queries: QueryCache, metric: str) -> tuple[float, float | None] | None:

@@ -11,6 +11,7 @@ from datetime import UTC, timedelta, timezone, tzinfo
 
 from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
+from diag.core.metric_prefix import OWN
 from diag.exposition import labelled
 from diag.exposition.scrapes import Reading, Target
 from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
@@ -35,7 +36,9 @@ OF_OTHERS = re.compile(
 )
 OF_CHOICES = re.compile(
     r"[Bb]ackend|Initializing an? |non-default args|detected platform|loading took|weights took|NCCL version"
-    r"|Available KV cache memory|Unknown vLLM environment|compute capability|Encoder cache will|>>> Call stack dump #"
+    r"|Available KV cache memory|CUDA graph memory|Waiting for creating a placement|FlashInfer is not|fatal error: "
+    r"|Unknown vLLM environment|compute capability|Encoder cache will|>>> Call stack dump #|for XPU device"
+    r"|Compilation Successfully Completed"
 )
 """Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
 SAME_END = 600.0
@@ -163,7 +166,7 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
     end = last + clock.behind
     if log.state == "serving":
         samples.extend(_quiet(samples[-1][1], log.current.states.load_at, last, end + 1.0))
-    for at, readings in samples:
+    for at, readings in dict(samples).items():  # of a time the last one: a line of another year may repeat it
         if end - at <= KEPT:  # else the log was silent for long
             target.note(round(at * 1000), readings)
 
@@ -229,7 +232,7 @@ def _quiet(
 ) -> Iterator[tuple[float, list[Reading]]]:
     """Yield the samples of a time without a line, while the load is known."""
     first = max(start, end - KEPT)
-    others = [reading for reading in last if not reading[0]["__name__"].startswith("vllm:")]
+    others = [reading for reading in last if not reading[0]["__name__"].startswith(OWN)]
     for step in range(1, int((end - first - 0.001) / EVERY) + 1):
         at = first + step * EVERY
         if series := load(at):

@@ -13,7 +13,7 @@ import numpy as np
 from diag import promql
 from diag.core.formatting import clock, listed, plural, printable
 from diag.core.log_events import LogEnding
-from diag.core.metric_prefix import relabelling
+from diag.core.metric_prefix import CACHE_INFO, OWN, relabelling
 from diag.core.subjects import LARGEST, Floats, Instants, Subject
 from diag.exposition.scrapes import MOST_SERIES, FaultKind, Scrape, ScrapeTable, Target, median_interval, rounds
 from diag.promql import Block, Labels, Samples, is_stale
@@ -28,8 +28,8 @@ _FAULTS: dict[FaultKind, str] = {
     "duplicate": "{pages} of {host} repeated series (for example {first}): one with several values counts as missing",
     "timestamp": "{pages} of {host} contained timestamps: the scrape times were used instead",
     "truncated": "{pages} of {host} ended in the middle of a line: the rest counts as missing",
-    "renamed": "{pages} of {host} named vLLM's metrics {first}... instead of vllm:...; they were judged, but rules do"
-    " not see them until the scrape job has {relabelling}",
+    "renamed": f"{{pages}} of {{host}} named vLLM's metrics {{first}}... instead of {OWN}...; they were judged, but"
+    " rules do not see them until the scrape job has {relabelling}",
     "crowded": f"{{pages}} of {{host}} had more than {MOST_SERIES:,} series: the rest was skipped",
 }
 _NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
@@ -173,7 +173,7 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
 
 def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
     """Settle the configuration from the page's own series, the facts, and `diag_vllm_config` of an exporter."""
-    infos = table.last("vllm:cache_config_info")
+    infos = table.last(CACHE_INFO)
     by_page = running_config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
     last = next((scrape.page for scrape in reversed(table.scrapes) if scrape.page), None)
     values = zip(last.layout.rows.tolist(), last.values.tolist(), strict=True) if last else ()
@@ -293,9 +293,7 @@ def _restarts(table: ScrapeTable) -> Iterator[str]:
 
     host, starts = printable(table.instance), table.rows("process_start_time_seconds")
     names = [labels["__name__"] for labels in table.labels]
-    counters = [
-        row for row, name in enumerate(names) if name.startswith("vllm:") and name.endswith(("_total", "_count"))
-    ]
+    counters = [row for row, name in enumerate(names) if name.startswith(OWN) and name.endswith(("_total", "_count"))]
     answered = np.array([scrape.page is not None for scrape in table.scrapes], bool)
     times, values = table.times[answered], table.values[:, answered]
     moved = steps(values[starts])

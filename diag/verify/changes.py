@@ -16,6 +16,7 @@ import numpy as np
 
 from diag.core.formatting import number, quantity
 from diag.core.incident import Condition, Fix, Incident
+from diag.core.metric_prefix import RUNNING
 from diag.core.subjects import label_value
 from diag.diagnosis.decision_table import COMPARE
 from diag.diagnosis.diagnose import Diagnosis
@@ -23,7 +24,7 @@ from diag.diagnosis.proposals import command_in, moves, written
 from diag.diagnosis.query_cache import GPU_NAMES, MODELS, VERSIONS
 from diag.diagnosis.report import SAME_LOAD, Finding, ServerSnapshot
 from diag.knowledge import signals
-from diag.knowledge.signals import ITL, RUNNING, TTFT
+from diag.knowledge.signals import E2E, ITL, TTFT
 from diag.verify.load import Load, direction, flat, requests_in_flight
 from diag.vllm.command.command import Command
 
@@ -248,7 +249,7 @@ class UserMetric:
 
 
 class _Metric(NamedTuple):
-    """The measurement of a metric: one number, or a quantile of the first of these histograms that the page has.
+    """The measurement of a metric: one number, or a quantile of a histogram.
 
     `notable` is the least difference that a user notices (judged).
     """
@@ -258,18 +259,17 @@ class _Metric(NamedTuple):
     wanted: Wanted
     notable: float
     promql: str = ""
-    histograms: tuple[str, ...] = ()
+    histogram: str = ""
     quantile: float = 0.0
 
 
-E2E = "vllm:e2e_request_latency_seconds"
 E2E_MEAN = f"$end_to_end_seconds_total / (sum by ($by) (increase({E2E}_count[$window])) > 0)"
 METRICS = (
     _Metric("output tokens / s", "1/s", "higher", 1.0, "$output_tokens"),
-    _Metric("TTFT p50", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.5),
-    _Metric("TTFT p95", "seconds", "lower", 0.1, histograms=TTFT, quantile=0.95),
-    _Metric("ITL p99.9", "seconds", "lower", 0.1, histograms=ITL, quantile=0.999),
-    _Metric("ITL (maximum)", "seconds", "lower", 0.1, histograms=ITL, quantile=1.0),
+    _Metric("TTFT p50", "seconds", "lower", 0.1, histogram=TTFT, quantile=0.5),
+    _Metric("TTFT p95", "seconds", "lower", 0.1, histogram=TTFT, quantile=0.95),
+    _Metric("ITL p99.9", "seconds", "lower", 0.1, histogram=ITL, quantile=0.999),
+    _Metric("ITL (maximum)", "seconds", "lower", 0.1, histogram=ITL, quantile=1.0),
     _Metric("stream pauses / finished request", "ratio", "lower", 0.1, signals.stream_pauses_per_request.promql),
     _Metric("end-to-end latency (mean)", "seconds", "lower", 0.3, E2E_MEAN),
     _Metric("preemptions / finished request", "ratio", "lower", 0.1, "$preemptions / ($finished_requests >= 3)"),
@@ -294,9 +294,8 @@ def user_metrics(before: ServerSnapshot, after: ServerSnapshot, loads: tuple[Loa
 
 
 def _bounds(metric: _Metric, server: ServerSnapshot, seconds: float) -> Bounds | None:
-    if metric.histograms:
-        quantiles = (bucket(metric.quantile, server.histogram(histogram)) for histogram in metric.histograms)
-        return next(filter(None, quantiles), None)
+    if metric.histogram:
+        return bucket(metric.quantile, server.histogram(metric.histogram))
     value = server.value(metric.promql)
     if value is not None and metric.unit == "1/s":
         value = value / seconds if seconds else None

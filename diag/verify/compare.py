@@ -12,6 +12,7 @@ from typing import Literal
 
 from diag.core.formatting import quantity
 from diag.core.incident import RANK, seconds
+from diag.core.metric_prefix import GENERATED
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report, ServerSnapshot, Snapshot
@@ -36,8 +37,8 @@ Verdict = Literal["fixed", "better", "no effect", "worse", "not comparable"]
 WORST: tuple[Verdict, ...] = ("worse", "not comparable", "no effect", "better", "fixed")
 RESTARTS = (
     "max by (instance) (changes(process_start_time_seconds[$window]))"
-    " + max by (instance) (resets(vllm:generation_tokens_total[$window]))"
-    " or max by (instance) (resets(vllm:generation_tokens_total[$window]))"
+    f" + max by (instance) (resets({GENERATED}[$window]))"
+    f" or max by (instance) (resets({GENERATED}[$window]))"
 )
 STARTED = "max by (instance) (last_over_time(process_start_time_seconds[$window]))"
 COLD = 60.0

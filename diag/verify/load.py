@@ -1,7 +1,7 @@
 """The load that clients offered a server, and whether two snapshots saw the same load.
 
 Finished requests alone do not show the load: a preemption cascade keeps the long ones from finishing. A prompt counts
-from its first token on, by `vllm:prompt_tokens_total` and the TTFT histogram, which vLLM increments together, once per
+from its first token on, by `prompt_tokens_total` and the TTFT histogram, which vLLM increments together, once per
 request, also if it preempts the request later. Arrivals are the requests that finished and those by which more are in
 flight.
 
@@ -21,9 +21,10 @@ from itertools import pairwise
 import numpy as np
 
 from diag.core.formatting import number, quantity
+from diag.core.metric_prefix import WAITING, metric
 from diag.core.subjects import Floats
 from diag.diagnosis.report import FEWEST_REQUESTS, SAME_LENGTHS, SAME_LOAD, ServerSnapshot
-from diag.knowledge.signals import IN_FLIGHT, NOW, WAITING, endpoint_without_vllm, serves
+from diag.knowledge.signals import IN_FLIGHT, NOW, endpoint_without_vllm, serves
 
 FLAT = 0.1
 """Variance / mean of requests in flight: 0.00-0.04 for closed-loop clients (kv_cascade_base), 1 by chance alone."""
@@ -156,7 +157,7 @@ def _lengths(server: ServerSnapshot, kind: str, counters: tuple[str, str], secon
     The requests of a histogram bucket are spread evenly between its edges.
     """
     tokens, requests = map(server.value, counters)
-    cumulative = [(0.0, 0.0), *server.histogram(f"vllm:request_{kind}_tokens")]
+    cumulative = [(0.0, 0.0), *server.histogram(metric(f"request_{kind}_tokens"))]
     counts = [(low, high, upto - before) for (low, before), (high, upto) in pairwise(cumulative)]
     low, high, weight = np.array(counts or [(0.0, 0.0, 0.0)]).T
     deviation = 0.0

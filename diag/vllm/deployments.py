@@ -94,10 +94,15 @@ def sized(model: Model, setup: Setup, concurrency: int = 0, judge: Judge = ledge
     That is the largest that starts if vLLM refuses the default, and what an engine holds of the load if it is more.
     """
     page = judge(model, setup, {})
+    # a step has a token for each request (config/scheduler.py)
     least, share = page.blocks.low if page.blocks else 0, min(held(page), -(-concurrency // setup.data))
+    share = min(share, setup.batched_tokens)
     if setup.default_sequences and 0 < least < state_blocks_needed(model, setup):
         return judge(model, replace(setup, sequences=least), {})
-    return judge(model, replace(setup, sequences=share), {}) if setup.sequences < share else page
+    if setup.sequences >= share:
+        return page
+    more = judge(model, replace(setup, sequences=share), {})  # whose steps leave less for the KV cache
+    return more if held(more) >= share else judge(model, replace(setup, sequences=max(held(more), setup.sequences)), {})
 
 
 def deployment(
@@ -195,7 +200,8 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
         made.append(tried(half, (setup.tensor,)))
     fitting = sorted(filter(None, made), key=lambda one: -one.tokens_per_gpu)
     first = [deployment(model, page, gpu, None)] if page.verdict == "fits" and held(page) else []
-    more = tried(Change("more GPUs", "", {}, model), (one for one in TENSORS if one > setup.tensor))
+    most = gpu.joined if gpu else TENSORS[-1]
+    more = tried(Change("more GPUs", "", {}, model), (one for one in TENSORS if setup.tensor < one <= most))
     if first and (not more or more.requests * first[0].gpus < first[0].requests * more.gpus):
         more = deployment(model, page, gpu, None, 2, change="more GPUs", flags="a second replica")
     return [*first, *fitting, *filter(None, (more,))] if fitting or more else []
@@ -210,6 +216,8 @@ def _sequences(page: Ledger, setup: Setup) -> str:
 _USUAL = (1, 2, 4, 8)
 """Counts of engines without a load: each is one row."""
 _MOST_REPLICAS = 4096
+_ANY_NUMBER = 2**20
+"""A load that no engine holds: each launch is for as many requests as it holds."""
 
 
 def layouts(
@@ -230,7 +238,7 @@ def layouts(
     for setup in setups:
         with suppress(BadUsage):
             check(kind.model, setup)
-            page = sized(kind.model, replace(setup, **kind.fields), concurrency or 0, judge)
+            page = sized(kind.model, replace(setup, **kind.fields), concurrency or _ANY_NUMBER, judge)
             labels = kind.labels(_sequences(page, setup))
             engines.append(deployment(kind.model, page, gpu, concurrency, **labels))
     able = [one for one in engines if one.requests]
@@ -311,8 +319,6 @@ _SHARE = 0.05
 """Share of a step from which all-reduces are worth a sentence."""
 _SHORT = 8
 """Requests of an eighth of the context are short."""
-_HOST = 8
-"""GPUs of one host; between hosts all-reduces go over the network."""
 
 
 def answer(
@@ -375,7 +381,7 @@ def choices(model: Model, best: Deployment | None, concurrency: int | None) -> l
 def _replica_sentence(model: Model, best: Deployment, wanted: int) -> str:
     """Compare twice the GPUs in two replicas and in one."""
     tensor = 2 * best.setup.tensor
-    if wanted < 2 or tensor > _HOST or model.heads % tensor or best.replicas * best.setup.data > 1:
+    if not best.gpu or wanted < 2 or tensor > best.gpu.joined or model.heads % tensor or best.replicas * best.setup.data > 1:
         return ""
     doubled = deployment(model, sized(model, replace(best.setup, tensor=tensor)), best.gpu, wanted)
     halves = deployment(model, best.ledger, best.gpu, wanted, 2)

@@ -260,7 +260,7 @@ def _agree(name: str, value: Value, other: Value) -> bool:
 
 
 def from_page(infos: Sequence[Labels], engines: int) -> Config:
-    """Read the labels of every `vllm:cache_config_info` of a page (vLLM 0.9 - 0.33); `engines` is 0 if unknown."""
+    """Read the labels of every `cache_config_info` of a page (vLLM 0.9 - 0.33); `engines` is 0 if unknown."""
     if not infos:
         return {}
     config: Config = {}
@@ -303,7 +303,7 @@ def settings(texts: Mapping[str, object]) -> dict[str, Value]:
 
 
 def words_of_page(infos: Sequence[Labels]) -> dict[str, str]:
-    """Return the words in the labels of `vllm:cache_config_info`, which all engines have in common."""
+    """Return the words in the labels of `cache_config_info`, which all engines have in common."""
     return words({"cache_dtype": infos[0].get("cache_dtype")}) if infos else {}
 
 

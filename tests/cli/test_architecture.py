@@ -15,8 +15,6 @@ from support.cli import diag
 from support.paths import RECORDINGS, ROOT
 
 PACKAGE = str(ROOT / "diag") + "/"
-DECLARATIONS = {"knowledge/signals/log.py"}
-"""Files that are read when they are imported; nothing in them runs later."""
 ELSEWHERE = {"diagnosis/fleet.py", "diagnosis/proposals.py"}
 """Files that the page names for a Prometheus, and for a server with an incident."""
 
@@ -29,7 +27,7 @@ def steps(heading: str) -> list[set[str]]:
         set(re.findall(r"`([a-z_/]+\.py)`", step)) for step in re.split(r"^\d+\. ", section, flags=re.MULTILINE)[1:]
     ]
     assert all((ROOT / "diag" / file).is_file() for step in files for file in step)
-    return [step - DECLARATIONS - ELSEWHERE for step in files]
+    return [step - ELSEWHERE for step in files]
 
 
 @contextmanager

@@ -423,7 +423,7 @@ def stopped_by_ctrl_c(server: Server, command: str, *words: str) -> subprocess.C
         while len(server.asked("/metrics")) < 40 and process.poll() is None:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=20)
+        out, error = process.communicate(timeout=120)
     return subprocess.CompletedProcess(arguments, process.returncode, out, error)
 
 

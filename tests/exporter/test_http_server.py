@@ -23,7 +23,7 @@ from diag.exporter.http_server import CONTENT_TYPE, Answer, Handler, Listen, Pag
 def get(url: str, context: ssl.SSLContext | None = None, **headers: str) -> tuple[int, str, bytes]:
     request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
     try:
-        with urllib.request.urlopen(request, timeout=5, context=context) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.headers["Content-Type"], error.read()
@@ -60,7 +60,7 @@ def test_the_parts_get_less_time_than_the_scrape(header: str, seconds: str) -> N
 def talk(url: str, *parts: bytes) -> bytes:
     """Send bytes as they are; all that comes back until the server closes."""
     host, port = url.partition("//")[2].split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
         return b"".join(iter(lambda: connection.recv(65536), b""))
@@ -122,7 +122,7 @@ def test_more_connections_than_there_may_be_push_out_the_oldest(monkeypatch: pyt
     with listening() as url:
         place = ("127.0.0.1", int(url.rpartition(":")[2]))
         begun = threading.active_count()
-        silent = [socket.create_connection(place, timeout=5) for _ in range(30)]
+        silent = [socket.create_connection(place, timeout=60) for _ in range(30)]
         assert get(f"{url}/metrics")[0] == 200
         # which ones have waited longest is decided by their threads, which end a moment after their connections
         until(lambda: len(select.select(silent, [], [], 0)[0]) >= 25)
@@ -134,7 +134,7 @@ def test_more_connections_than_there_may_be_push_out_the_oldest(monkeypatch: pyt
 def test_slow_client_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "PATIENCE", 0.2)
     with listening() as url:
-        slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
+        slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60)
         slow.sendall(b"GET /metrics HTTP/1.1\r\n")
         with pytest.raises(OSError, match=r"reset|pipe"):
             for _ in range(100):
@@ -153,7 +153,7 @@ def test_a_client_that_does_not_take_its_page_is_dropped(monkeypatch: pytest.Mon
 
     with listening(answering=Large(), limit=0.1) as url:
         begun = threading.active_count()
-        slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5)
+        slow = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60)
         slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         assert slow.recv(10) == b"HTTP/1.1 2"
         until(lambda: threading.active_count() <= begun)
@@ -162,7 +162,7 @@ def test_a_client_that_does_not_take_its_page_is_dropped(monkeypatch: pytest.Mon
 
 def test_one_connection_serves_many_scrapes() -> None:
     with listening() as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
         for _ in range(3):
             connection.request("GET", "/metrics")
             assert connection.getresponse().read() == b"seconds 8.00\n"
@@ -177,7 +177,7 @@ def test_unknown_path_is_not_found() -> None:
 
 def test_writing_request_is_refused() -> None:
     with listening() as url:
-        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
         connection.request("POST", "/metrics", body="x")
         response = connection.getresponse()
         assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")

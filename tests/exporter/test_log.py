@@ -993,7 +993,7 @@ def test_existing_lines_have_their_time_and_new_lines_the_current_time(
     write(path, FULL)
     eventually(lambda: count(tail) == 2)
     times = Told(tail).all("diag_vllm_log_event_last_timestamp_seconds")
-    assert times["no_kv_cache_memory"] == pytest.approx(time.time(), abs=5)
+    assert times["no_kv_cache_memory"] == pytest.approx(time.time(), abs=60)
 
 
 def test_old_log_has_the_year_of_its_file(path: Path) -> None:
@@ -1029,7 +1029,7 @@ def test_a_file_that_comes_later_is_read(path: Path, follow: Callable[[Path], Lo
     write(path, "2026-01-01T00:00:00Z x", FULL)
     eventually(lambda: count(tail) == 1 and not tail.collect().problem)
     times = Told(tail).all("diag_vllm_log_event_last_timestamp_seconds")
-    assert times["no_kv_cache_memory"] == pytest.approx(time.time(), abs=5)
+    assert times["no_kv_cache_memory"] == pytest.approx(time.time(), abs=60)
 
 
 def test_a_file_that_is_renamed_and_made_again_is_followed(path: Path, follow: Callable[[Path], LogTail]) -> None:

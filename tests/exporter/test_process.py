@@ -36,7 +36,7 @@ RESIDENT = "diag_vllm_process_resident_memory_bytes"
 READS = "diag_vllm_process_read_bytes_total"
 
 
-def until(holds: Callable[[], bool], seconds: float = 30) -> None:
+def until(holds: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came to that"

@@ -29,7 +29,7 @@ from support.firing import Fired, all_fired, episodes, evaluated, fired, fired_l
 from support.paths import ALL_RECORDINGS, ROOT
 from support.prometheus_server import PLACES, Answer, answer, program, serving
 from support.rule_files import groups_of
-from support.sampling import some
+from support.sampling import THOROUGH, some
 from support.scenarios import Beside, crashed, gpu, log, started, workers
 from support.timelines import CALM, CHRONIC, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, timeline
 from support.waiting import until
@@ -73,7 +73,7 @@ AS_LONG_AS_A_STALL = {"contention_long_steps": {"engine_stalled"}}
 
 
 def test_alerts_fire_in_time_on_the_recording_that_shows_them_and_on_no_other() -> None:
-    for name in (recording.name for recording in ALL_RECORDINGS):
+    for name in some((recording.name for recording in ALL_RECORDINGS), 45):
         shown, truth = evaluated(RULES, timeline(name)), timelines.recording(name).truth
         named = (name, shown)
         assert shown.incidents & set(truth["absent"]) <= AS_LONG_AS_A_STALL.get(name, set()), named
@@ -104,8 +104,9 @@ def test_an_alert_fires_in_a_real_promtool_at_the_same_moment(tmp_path: Path, na
 
 
 def test_a_real_promtool_fires_no_other_alert(tmp_path: Path) -> None:
-    """The servers: one in a cascade, one with a stopped rank, and a healthy one with all series of its host."""
-    sick = {name: timelines.faulty(name)[0] for name in ("kv_eviction_cascade", "tp_communication_stall")}
+    """The servers: one in a cascade, every night one with a stopped rank, and a healthy one with all of its host."""
+    ill = ("kv_eviction_cascade", "tp_communication_stall")[: 1 + THOROUGH]
+    sick = {name: timelines.faulty(name)[0] for name in ill}
     series = {**sick, "healthy": timeline("healthy", *CALM, *timelines.TOLD, before=CALM)}
     found = all_fired(RULES, series, metrics_read(), tmp_path, PLACES[1])
     for name, values in series.items():
@@ -126,7 +127,8 @@ SHORTER_EVENTS = {"gpu_out_of_memory"}
 @pytest.mark.parametrize("anew", [False, True], ids=["cured", "replaced"])
 def test_an_alert_ends_within_three_minutes_of_recovery_and_has_fired_once(tmp_path: Path, anew: bool) -> None:
     late = set()
-    for name in sorted(({*RECORDED} if anew else {*RECORDED, *HOSTS} - SHORTER_EVENTS) - {*CHRONIC}):
+    names = ({*RECORDED} if anew else {*RECORDED, *HOSTS} - SHORTER_EVENTS) - {*CHRONIC}
+    for name in some(sorted(names), 16, anew):
         (tmp_path / name).mkdir()
         found = episodes(only(name, tmp_path / name), timelines.recovered(name, anew))
         incident = INCIDENTS[name]

@@ -44,7 +44,7 @@ def results(server: Server | None, port: int = 8000, **options: str) -> Mapping[
 
 def settled(server: Server, expected: Mapping[str, State], port: int = 8000) -> Mapping[str, State]:
     """The results, once the Prometheus has loaded its rules and found its targets: within seconds of its start."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while (found := results(server, port)) != expected and time.monotonic() < end:
         time.sleep(0.5)
     return found
@@ -93,7 +93,7 @@ scrape_configs:
 def test_the_route_of_a_critical_alert(receiver: str, state: State, tmp_path: Path) -> None:
     generated = files(load(None), site(None, None)[0])
     with alertmanager.running(tmp_path, generated, PAGED.format(receiver=receiver)) as address:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         found: State = "not checked"
         while found == "not checked" and time.monotonic() < end:
             found = results(None, alertmanager=f"http://{address}")["pager_route"]

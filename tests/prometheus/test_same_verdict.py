@@ -72,7 +72,7 @@ def kind(name: str) -> tuple[object, ...]:
 
 recorded = cache(lambda name: read(RECORDINGS / name))
 OF_EACH_KIND = [*{kind(name): name for name in NAMES}.values()]
-FEW = some(OF_EACH_KIND, 12)
+FEW = some(OF_EACH_KIND, 9)
 IN_THREE = {PROMETHEUS3: FEW[::3], "PATH": FEW[1::3], "victoria": FEW[2::3]}
 IN_TWO = {PROMETHEUS3: NAMES, "PATH": OF_EACH_KIND[::2], "victoria": OF_EACH_KIND[1::2]}
 ENGINES = IN_TWO if THOROUGH else IN_THREE
@@ -215,7 +215,7 @@ ONSET = END - 6 * 3_600_000
 def sick_day() -> Iterator[Server]:
     """24 h with a quarter of an hour of a cascade in it."""
     series = timelines.faulty("kv_eviction_cascade")[0]
-    with serving("PATH", healthy_day.with_fault(healthy_day.day(END), series, ONSET)) as held:
+    with serving(prometheus_server.ANY, healthy_day.with_fault(healthy_day.day(END), series, ONSET)) as held:
         yield held
 
 
@@ -254,7 +254,7 @@ def quarter(name: str) -> tuple[list[Block], Instants]:
     return [block._replace(labels=labels)], block.times[-LAST:]
 
 
-JUDGED = ("healthy", *some(sorted({*timelines.RECORDED, *timelines.HOSTS} - {*timelines.PEERS}), 12))
+JUDGED = ("healthy", *some(sorted({*timelines.RECORDED, *timelines.HOSTS} - {*timelines.PEERS}), 6))
 
 
 @pytest.fixture(scope="module")

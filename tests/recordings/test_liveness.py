@@ -45,7 +45,7 @@ def going_on(seen: list[Scrape], seconds: float) -> list[Scrape]:
     return [*seen, *((last + step, instance, page) for step in range(5, round(seconds) + 1, 5))]
 
 
-@pytest.mark.parametrize("name", some([name for name in ALL if name not in DEAD | LOG_TELLS], 9))
+@pytest.mark.parametrize("name", some([name for name in ALL if name not in DEAD | LOG_TELLS], 6))
 def test_only_recorded_deaths_fail_livez(name: str) -> None:
     """Busy, idle, paused, starting, failing to start, long prefills and short hangs."""
     assert [health.liveness for _, health in healths(thinned_to(name, 5.0)) if not health.alive] == []

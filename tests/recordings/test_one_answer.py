@@ -42,7 +42,7 @@ def to_do(answer: ReportAnswer) -> list[str]:
     return [plain(text) for text in chosen]
 
 
-@pytest.mark.parametrize("name", some(ALL, 16))
+@pytest.mark.parametrize("name", some(ALL, 10))
 def test_every_surface_has_the_same_verdict_incident_start_action_and_fix(name: str) -> None:
     answer = first(name)
     shown_on = shown_surfaces(name)

@@ -80,7 +80,7 @@ def stretched(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", some(ALL, 12))
+@pytest.mark.parametrize("name", some(ALL, 8))
 def test_the_short_form_fits_with_long_names_and_a_long_launch_command(tmp_path: Path, name: str) -> None:
     assert fits(doctor.run(ObserveOptions([str(stretched(tmp_path, name))])))
 

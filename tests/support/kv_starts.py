@@ -2,7 +2,7 @@
 
 A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that
 were found after the fit are a third set. The second set was gathered later, and half of it kept aside before the second
-fit: those with an even SHA-256; so was the third set before the third fit.
+fit: those with an even SHA-256; so were the third and the fourth set before theirs.
 """
 
 import csv
@@ -24,7 +24,7 @@ from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
-from diag.vllm.memory.ledger import KV_CACHE, WEIGHTS, Ledger, ledger, over_releases
+from diag.vllm.memory.ledger import DRAFT, KV_CACHE, WEIGHTS, Ledger, ledger, over_releases
 from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.memory.usage import ByteRange
@@ -123,8 +123,8 @@ class Start(NamedTuple):
         if self.is_quantized_somehow:
             return None
         logged = self.number("weights_gib")
-        size = next((row.computed for row in self.estimate().rows if row.name == WEIGHTS), None)
-        return size.central / GIB / logged - 1 if size and logged else None
+        sizes = [row.computed for row in self.estimate().rows if row.name in (WEIGHTS, DRAFT) and row.computed]
+        return sum(size.central for size in sizes) / GIB / logged - 1 if sizes and logged else None
 
     def memory_error(self) -> float | None:
         """Return the error of the KV cache's bytes, from the launch and the GPU alone; of its tokens without bytes."""

@@ -4,6 +4,7 @@ import gzip
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from support.paths import RECORDINGS
@@ -19,12 +20,20 @@ OLD_NAMES = {
 
 def scrapes(name: str, beside: bool = False) -> Iterator[Scrape]:
     """The scrapes of a recording that ships with the repository; of a failed one, `beside` keeps what its host said."""
-    text = gzip.decompress((RECORDINGS / name / "metrics.prom.gz").read_bytes()).decode()
+    return iter(_scrapes(RECORDINGS / name / "metrics.prom.gz", beside))
+
+
+@lru_cache(maxsize=16)  # tests of a file change the same few recordings again and again
+def _scrapes(pages: Path, beside: bool) -> tuple[Scrape, ...]:
+    text = gzip.decompress(pages.read_bytes()).decode()
+    found = []
     for part in f"\n{text}".split("\n# scrape")[1:]:
         header, _, page = part.partition("\n")
         failed, _, rest = header.partition(" ")
         time, instance, *_ = rest.split(" ")
-        yield float(time), instance, "" if failed and not (beside and page.strip()) else page.rstrip("\n") + "\n"
+        kept = "" if failed and not (beside and page.strip()) else page.rstrip("\n") + "\n"
+        found.append((float(time), instance, kept))
+    return tuple(found)
 
 
 def pages_alone(folder: Path, name: str) -> Path:
@@ -35,11 +44,13 @@ def pages_alone(folder: Path, name: str) -> Path:
 
 
 def write(folder: Path, all_scrapes: Iterable[Scrape]) -> Path:
-    """A recording without recording.toml."""
+    """A recording without recording.toml, stored rather than compressed, as it is read once."""
     folder.mkdir(parents=True, exist_ok=True)
-    with gzip.open(folder / "metrics.prom.gz", "wt", compresslevel=1) as out:
-        for time, instance, page in all_scrapes:
-            out.write(f"# scrape {time} {instance}\n{page}" if page else f"# scrape-failed {time} {instance} refused\n")
+    parts = (
+        f"# scrape {time} {instance}\n{page}" if page else f"# scrape-failed {time} {instance} refused\n"
+        for time, instance, page in all_scrapes
+    )
+    (folder / "metrics.prom.gz").write_bytes(gzip.compress("".join(parts).encode(), compresslevel=0))
     return folder
 
 
@@ -105,10 +116,13 @@ def thinned(all_scrapes: Iterable[Scrape], every: float) -> Iterator[Scrape]:
 def with_value(page: str, series: str, value: str) -> str:
     """The page with another value for every series whose line begins so; waiting requests then wait for capacity."""
     if series.startswith("vllm:num_requests_waiting{"):
-        page = re.sub(
-            r"^(vllm:num_requests_waiting_by_reason\{[^\n]*capacity[^\n]*) \S+$", rf"\1 {value}", page, flags=re.M
-        )
-    return re.sub(rf"^({re.escape(series)}[^\n]*) \S+$", rf"\1 {value}", page, flags=re.MULTILINE)
+        page = _replaced(page, r"vllm:num_requests_waiting_by_reason\{[^\n]*capacity", value)
+    return _replaced(page, re.escape(series), value)
+
+
+def _replaced(page: str, begin: str, value: str) -> str:
+    """The page with this value on the lines that begin so: a search for words is ten times as fast as `^`."""
+    return re.sub(rf"(\n{begin}[^\n]*) \S+(?=\n|\Z)", rf"\1 {value}", f"\n{page}")[1:]
 
 
 def label_names(page: str) -> list[str]:

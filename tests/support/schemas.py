@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,14 @@ from jsonschema import Draft202012Validator
 
 def validator(schema: Path | Mapping[str, Any]) -> Draft202012Validator:
     """Return a validator for documents; raise SchemaError if the schema itself is wrong."""
-    content = json.loads(schema.read_text(encoding="utf-8")) if isinstance(schema, Path) else schema
-    Draft202012Validator.check_schema(content)
-    return Draft202012Validator(content)
+    return _of_file(schema) if isinstance(schema, Path) else _checked(schema)
+
+
+@cache
+def _of_file(schema: Path) -> Draft202012Validator:
+    return _checked(json.loads(schema.read_text(encoding="utf-8")))
+
+
+def _checked(schema: Mapping[str, Any]) -> Draft202012Validator:
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)

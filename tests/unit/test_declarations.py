@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 from support.dashboards import plain
 from support.paths import ROOT
+from support.rows import each_row
 
 from diag import signals
 from diag.core.contract import Contract
@@ -153,7 +154,7 @@ def test_every_defect_of_telemetry_has_a_sentence() -> None:
     assert sentences().keys() == kinds | {"port"}
 
 
-@pytest.mark.parametrize(("name", "family"), families().items(), ids=list(families()))
+@each_row(("name", "family"), families().items())
 def test_a_help_text_is_a_sentence_that_names_the_unit(name: str, family: object) -> None:
     text = families()[name].help
     assert re.fullmatch(r"[A-Z0-9].*\.", text)

@@ -10,7 +10,7 @@ import pytest
 from support.paths import MODELS, ROOT
 from support.sampling import some
 
-from diag.commands.budget import estimate, run
+from diag.commands.budget import estimate, run, size_up
 from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.report.gpu_sizing import render_budget
@@ -95,6 +95,22 @@ def test_wide_expert_parallelism_is_sized() -> None:
     page, said = sized("vllm serve deepseek-ai/DeepSeek-V3 -dp 16 --enable-expert-parallel", "h200", "8k", 256)
     assert page.startswith("16 x h200 (TP 1 DP 16 EP) holds 256 requests of 8,000 tokens, with room")
     assert [one["decode"] for one in said["configurations"]][:1] == [None]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("gpu", "most"), [("gb10", 2), ("thor", 1), ("h100", 8)])
+def test_tensor_parallelism_joins_the_gpus_of_one_host(gpu: str, most: int) -> None:
+    """Was: eight GB10 with TP 8, which are eight hosts."""
+    options = BudgetOptions("meta-llama/Llama-3.3-70B-Instruct", gpu, version="0.32.0", context="32k", concurrency=300)
+    found = size_up(options, None)
+    assert max(one.setup.tensor for one in found.rows) == most
+
+
+def test_a_launch_for_no_load_runs_what_it_is_said_to_hold() -> None:
+    """Was: more requests than --max-num-seqs' default in line 1, and no flag in the launch."""
+    found = size_up(BudgetOptions("Qwen/Qwen3-0.6B", version="0.32.0", context="128", all_gpus=True), None)
+    assert found.best and found.best.requests > 256
+    assert found.launch.endswith(f"--max-num-seqs {found.best.setup.sequences}")
+    assert 0.9 * found.best.requests < found.best.batch <= found.best.requests
 
 
 def test_a_default_max_num_seqs_that_vllm_refuses_is_in_the_launch() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.cli import diag
 from support.paths import ROOT
+from support.rows import each_row
 from typer.exceptions import TyperException
 from typer.main import get_command
 
@@ -49,7 +50,7 @@ def accept(words: list[str]) -> None:
     COMMANDS[words[0]].make_context(words[0], words[1:])
 
 
-@pytest.mark.parametrize("line", sorted(set(typed())))
+@each_row("line", sorted(set(typed())))
 def test_documented_command_is_accepted(line: str) -> None:
     accept(shlex.split(line.removesuffix("&"), comments=True))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.live import server
+from support.rows import each_row
 
 from diag.lint.rule import LintTarget
 from diag.lint.rules import lint
@@ -36,7 +37,7 @@ def refused(flag: Flag, version: str) -> set[str]:
     return {each.rule for each in found if each.severity == "error"} & SPELLING
 
 
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+@each_row("flag", FLAGS)
 def test_a_flag_is_accepted_from_its_first_release_to_its_last_and_refused_before_and_after(flag: Flag) -> None:
     at = {release(each): each for each in versions()}
     order = sorted(at)

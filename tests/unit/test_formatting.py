@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from support.rows import each_row
 
 import diag.signals
 from diag.core.formatting import clock, moment, quantity, threshold
@@ -59,7 +60,7 @@ def test_a_threshold_is_written_like_its_value(comparison: str, limit: float, un
     assert threshold(comparison, limit, unit) == written
 
 
-@pytest.mark.parametrize("name", sorted(SIGNALS))
+@each_row("name", sorted(SIGNALS))
 def test_every_signal_has_a_known_unit(name: str) -> None:
     assert SIGNALS[name].unit in FORMATTED | COUNTED | {"ratio", "1/s", "level"}
     assert not re.search(r"{value} (s|W|C|bytes)\b", SIGNALS[name].sentence)

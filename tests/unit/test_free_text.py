@@ -5,10 +5,12 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from random import Random
 
 import pytest
 from support.paths import LOGS, RECORDINGS
+from support.rows import each_row
 from support.secrets import CHOSEN, RANDOM, corpus, is_shown, rarer
 
 from diag.core.errors import BadUsage
@@ -70,7 +72,7 @@ def test_what_is_hidden_stays_as_it_is() -> None:
     assert [text for text in texts if hidden(text) != text] == []
 
 
-@pytest.mark.parametrize("line", ORDINARY.splitlines())
+@each_row("line", ORDINARY.splitlines())
 def test_ordinary_words_are_not_hidden(line: str) -> None:
     assert lost(line) == []
 
@@ -119,8 +121,7 @@ NOTATIONS: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("notation", NOTATIONS)
-@pytest.mark.parametrize("secret", ODD)
+@each_row("notation, secret", [*product(NOTATIONS, ODD)])
 def test_a_secret_is_hidden_to_its_end_whatever_signs_it_has(notation: str, secret: str) -> None:
     assert "SEC" not in hidden(NOTATIONS[notation](secret))
 

@@ -18,7 +18,7 @@ from diag.diagnosis.report import Report
 from diag.exporter.vllm_page import PageScraper
 from diag.http.address import Credentials, parse
 from diag.http.client import Client
-from diag.http.vllm_server import HEALTH_WAIT, VllmServer
+from diag.http.vllm_server import VllmServer
 from diag.log.corroboration import Measurement
 from diag.sources.live.scrape import ScrapePlan, scrape
 from diag.sources.recording.writer import record
@@ -109,12 +109,12 @@ def test_health_that_comes_late_is_not_measured_and_delays_no_page() -> None:
         for _ in range(3):
             begin = time.monotonic()
             asked.page()
-            assert time.monotonic() - begin < HEALTH_WAIT + 1.0
+            assert time.monotonic() - begin < 15, "it is held for 20 s"
             assert asked.health is None
         assert len(server.asked("/health")) == 1, "a server that answers late gets no second request"
         assert not asked.unanswered, "it may still answer"
         over.set()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while asked.health is None and time.monotonic() < end:
             asked.page()
         assert asked.health == 503

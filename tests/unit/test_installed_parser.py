@@ -9,6 +9,7 @@ import sys
 import pytest
 from support.live import model, server
 from support.paths import TESTS
+from support.rows import each_row
 
 from diag.commands.lint import judge
 from diag.core.errors import BadUsage
@@ -249,7 +250,7 @@ def answers(tiny: str) -> dict[str, str]:
     return dict(zip(words, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("words", accepted)
+@each_row("words", accepted)
 def test_command_accepted_by_vllm_is_no_error(words: str) -> None:
     assert not errors(words)
 
@@ -262,7 +263,7 @@ NEED_A_MODEL = {
 }
 
 
-@pytest.mark.parametrize(("rule", "words"), [each for each in refused if each[0] not in NEED_A_MODEL])
+@each_row(("rule", "words"), [each for each in refused if each[0] not in NEED_A_MODEL])
 def test_command_refused_by_vllm_is_an_error(rule: str, words: str) -> None:
     assert rule in errors(words)
 
@@ -270,19 +271,19 @@ def test_command_refused_by_vllm_is_an_error(rule: str, words: str) -> None:
 @pytest.mark.live
 @server.needed
 class TestARealVllm:
-    @pytest.mark.parametrize("words", accepted)
+    @each_row("words", accepted)
     def test_parser_accepts_commands_that_lint_accepts(self, words: str, answers: dict[str, str], tiny: str) -> None:
         assert answers[words] == ""
         assert not errors(words, tiny)
 
-    @pytest.mark.parametrize(("rule", "words"), refused)
+    @each_row(("rule", "words"), refused)
     def test_parser_refuses_commands_that_lint_refuses(
         self, rule: str, words: str, answers: dict[str, str], tiny: str
     ) -> None:
         assert answers[words]
         assert rule in errors(words, tiny)
 
-    @pytest.mark.parametrize("words", mended)
+    @each_row("words", mended)
     def test_parser_accepts_corrections_of_lint(self, words: str, answers: dict[str, str]) -> None:
         assert errors(words)
         assert answers[after(words)] == ""

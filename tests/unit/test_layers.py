@@ -6,8 +6,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from support.paths import ROOT, TESTS
+from support.rows import each_row
 
 PACKAGE = ROOT / "diag"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -66,7 +66,7 @@ def test_a_class_name_exists_once() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+@each_row("file", FILES)
 def test_a_library_stands_behind_one_file(file: Path) -> None:
     inside, names = str(file.relative_to(PACKAGE)), imported(file)
     used = {library for library in ONE_FILE if any(f"{name}.".startswith(f"{library}.") for name in names)}

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import scripted_nvml
 from support.paths import MODELS, ROOT
+from support.rows import each_row
 from support.schemas import validator
 from support.scripted_nvml import GIB, H100, T4
 
 from diag.cli.app import main
 from diag.commands import lint as linting
+from diag.core.errors import NoLaunch
 from diag.lint.removed import INEFFECTIVE, INTO, REPLACED, REPLACED_VARIABLES, TASKS
 from diag.lint.rule import Edit, LintFinding, LintResult, LintTarget
 from diag.lint.rules import corrected, lint
@@ -150,7 +152,6 @@ def test_ambiguous_correction_is_described_and_not_written(words: str, said: str
         ),
         ("--long-prefill-token-threshold 9000 --max-model-len 8000", "0.27.0", {"threshold_above_context"}),
         ("--config $FILE", "0.6.6", set()),
-        ("--help", "0.32.0", set()),
     ],
 )
 def test_flag_accepted_by_the_release_is_no_error(words: str, version: str, expected: set[str]) -> None:
@@ -158,7 +159,9 @@ def test_flag_accepted_by_the_release_is_no_error(words: str, version: str, expe
 
 
 def test_help_command_is_not_linted() -> None:
-    assert not rules("vllm serve --help") | rules("vllm serve -h")
+    for words in ("--help", "-h", "--help=all"):
+        with pytest.raises(NoLaunch):
+            rules(f"vllm serve {words}")
 
 
 def test_removed_flag_is_reported_with_its_replacement() -> None:
@@ -241,7 +244,7 @@ def test_abbreviated_flag_is_an_info() -> None:
 
 def test_switch_of_an_old_release_accepts_true_or_false() -> None:
     text = "python -m vllm.entrypoints.openai.api_server --model m --enable-chunked-prefill False"
-    assert not rules(text, "0.7.3", "error")
+    assert not rules(text, "0.7.3", "error") | rules("vllm serve m --enable-chunked-prefill=false", "0.8.4", "error")
     assert "switch_with_a_value" in rules(text, "0.9.0")
 
 
@@ -470,7 +473,7 @@ def test_values_of_the_config_that_the_command_line_overrides_are_an_info(tmp_pa
     assert {finding.rule: finding.severity for finding in said}["given_twice"] == "info"
 
 
-@pytest.mark.parametrize("version", versions())
+@each_row("version", versions())
 def test_a_plain_command_is_clean_for_every_release(version: str) -> None:
     words = "--tensor-parallel-size 2 --max-model-len 8192 --gpu-memory-utilization 0.9 --max-num-seqs 64 --port 8000"
     assert not rules(f"vllm serve m {words} --enable-prefix-caching --trust-remote-code", version)

@@ -320,6 +320,8 @@ def test_a_checkpoint_with_an_unnamed_method_is_not_compared(tmp_path: Path) -> 
         ("--quantization awq --dtype bfloat16", "0.24.0", set()),
         ("--quantization gguf", "0.23.0", set()),
         ("--quantization gguf", "0.24.0", {"quantization_removed"}),
+        ("--quantization nvfp4", "0.32.0", {"quantization_removed"}),
+        ("--quantization modelopt_fp4", "0.32.0", set()),
         ("--quantization $METHOD --dtype bfloat16", "0.23.0", set()),
     ],
 )

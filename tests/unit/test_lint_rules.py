@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import MODELS
+from support.rows import each_row
 
 from diag.artefacts.reference import failure_reference, lint_rule_page, lint_rule_reference
 from diag.commands.explain import run as explain
@@ -51,7 +52,7 @@ FOLDERS = {
     "hybrid": json.loads((MODELS / "qwen3.5-27b" / "config.json").read_text()),
 }
 """The models that examples name, by their folders."""
-EACH_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+EACH_RULE = each_row("rule", RULES.values())
 
 
 def target(rule: LintRule, command: str, version: str, folder: Path) -> LintTarget:

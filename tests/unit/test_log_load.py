@@ -11,7 +11,7 @@ from support.reports import judged_logs as judged
 from diag.core.errors import Unreachable
 from diag.diagnosis.report import Report
 from diag.knowledge.other_engines import program_of_log, program_of_models, program_of_page
-from diag.log.load import AnswerCounts
+from diag.log.load import AnswerCounts, counted
 from diag.log.parse_line import AnsweredRequest, Line
 from diag.report import terminal
 from diag.sources.logs import fitting_zone
@@ -136,6 +136,67 @@ def test_a_log_that_ends_with_requests_and_no_token_does_not_tell(tmp_path: Path
     assert f"{running} running, {waiting} waiting, 0 tokens/s" in report.not_judged[0].why
     later = [f"INFO {at(second)} [x.py:1] -" for second in range(340, 460, 10)]  # the two minutes that the reason names
     assert incidents(report_on(tmp_path, [*queue, stats(330, 0, 0, running, waiting), *later]))
+
+
+SPECULATED = (  # as vLLM 0.32 and 0.33 print them
+    "SpecDecoding metrics: Mean acceptance length: {mean}, Accepted throughput: 6.00 tokens/s, Drafted throughput: "
+    "120.00 tokens/s, Accepted: {accepted} tokens, Drafted: 1200 tokens, Per-position acceptance rate: {rates}, Avg "
+    "Draft acceptance rate: 5.0%"
+)
+NIXL = (
+    "KV Transfer metrics: Num successful transfers=0, Avg xfer time (ms)=0, P90 xfer time (ms)=0, Avg post time (ms)=0,"
+    " P90 post time (ms)=0, Avg MB per transfer=0, Throughput (MB/s)=0, Avg number of descriptors=0, "
+    "Num failed transfers={failed}, Num KV expired reqs=0, Num notifs after expiry=0"
+)
+TIERS = "KV Transfer metrics: vllm:kv_offload_store_bytes=65536"
+CASCADES = TIERS + ", vllm:kv_offload_tiering_cascade_job_failures:('fs',)=9"
+
+
+@pytest.mark.parametrize(
+    ("text", "hours", "expected"),
+    [
+        (SPECULATED.format(mean="1.15", accepted=60, rates="0.100, 0.040, 0.010"), 7, ["speculation_ineffective"]),
+        (SPECULATED.format(mean="3.25", accepted=900, rates="0.900, 0.750, 0.600"), 7, []),
+        (NIXL.format(failed=7), 0.1, ["kv_transfer_failing"]),
+        (NIXL.format(failed=0), 0.1, []),
+        (CASCADES, 0.2, ["kv_offload_failing"]),
+        (TIERS, 0.2, []),
+    ],
+)
+def test_lines_behind_the_stats_line_are_counters(tmp_path: Path, text: str, hours: float, expected: list[str]) -> None:
+    lines = [
+        line
+        for second in range(30, int(3600 * hours), 10)
+        for line in (post(), stats(second, 30.5, 345.2, 2, 0), f"INFO {at(second)} [metrics.py:103] {text}")
+    ]
+    assert incidents(report_on(tmp_path, lines)) == expected
+
+
+def test_what_a_line_counts_is_named_as_on_the_page() -> None:
+    """Of a MultiConnector, which prints dictionaries, of Mooncake's store by operation, and by position in a draft."""
+    lines = (
+        "KV Transfer metrics: NixlConnector={'Num successful transfers': 5, 'Num failed transfers': 2, 'Num KV expired "
+        "reqs': 0, 'Num notifs after expiry': 1}, MooncakeStoreConnector={'get_total_keys': 8, 'get_failed_keys': 3, "
+        "'save_put_total_keys': 2, 'save_put_failed_keys': 0}",
+        SPECULATED.format(mean="1.15", accepted=60, rates="0.100, 0.040, 0.010"),
+    )
+    found: dict[tuple[str, str], float] = {}
+    for name, position, count in (each for line in lines for each in counted(line)):
+        found[name, position] = found.get((name, position), 0) + round(count, 1)
+    assert found == {
+        ("vllm:nixl_xfer_time_seconds_count", ""): 5,
+        ("vllm:nixl_num_failed_transfers_total", ""): 2,
+        ("vllm:nixl_num_kv_expired_reqs_total", ""): 0,
+        ("vllm:nixl_num_notifications_after_expiry_total", ""): 1,
+        ("vllm:mooncake_store_operation_keys_total", ""): 10,
+        ("vllm:mooncake_store_operation_failed_keys_total", ""): 3,
+        ("vllm:spec_decode_num_accepted_tokens_total", ""): 60,
+        ("vllm:spec_decode_num_draft_tokens_total", ""): 1200,
+        ("vllm:spec_decode_num_drafts_total", ""): 400,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "0"): 40,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "1"): 16,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "2"): 4,
+    }
 
 
 def test_load_is_not_claimed_where_nothing_moves(tmp_path: Path) -> None:

@@ -1,14 +1,20 @@
 """vLLM's metrics by release: what the installed source names, what recorded pages have, and how a release is added."""
 
 import gzip
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.live import server
-from support.paths import TESTS
+from support.paths import RECORDINGS, ROOT, TESTS
 
 from diag.core.declarations import PACKAGE
+from diag.core.metric_prefix import in_any_release, metric
 from diag.knowledge.signals import DECLARED
 from diag.vllm import metric_names
 from diag.vllm.flags.registry import described, environment, release
@@ -34,8 +40,12 @@ def test_every_name_of_the_sources_is_known_and_no_other(names: metric_names.Nam
 
 def test_every_metric_of_the_newest_release_is_read_or_says_why_not() -> None:
     texts = [text for of in DECLARED.values() for text in (of.promql, getattr(of, "culprit_promql", ""))]
-    texts += [file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")]
-    read = {metric_names.SUFFIX.sub("", name) for text in texts for name in re.findall(r"vllm:\w+", text)}
+    for file in PACKAGE.rglob("*.py"):
+        names = re.findall(r"""\bmetric\(f?["'](\w+)""", file.read_text(encoding="utf-8"))
+        texts += [" ".join(map(metric, names))]
+    read = {
+        metric_names.SUFFIX.sub("", name) for text in texts for name in re.findall(r"vllm:\w+", in_any_release(text))
+    }
     newest = {metric_names.SUFFIX.sub("", name) for name in known(metric_names.newest(), metric_names.METRICS)}
     assert {name for name in newest if bool(metric_names.why_unread(name)) == (name in read)} == set()
     named = [name.removeprefix("vllm:") for name in newest]
@@ -69,3 +79,46 @@ def test_a_release_is_added(tmp_path: Path) -> None:
         content = metric_names.with_release(found, "0.99.0", names)
         assert {content[name] for name in found} == {("0.99.0", "0.99.0")}
         assert metric_names.written(metric_names.with_release(set(), "0.99.0", names), names) == names.file.read_text()
+
+
+def test_a_name_in_code_is_one_that_a_release_exports() -> None:
+    """`metric("name")`; the names in PromQL are tested by their samples."""
+    for file in PACKAGE.rglob("*.py"):
+        for name in re.findall(r"""\bmetric\(["'](\w+)["']\)""", file.read_text(encoding="utf-8")):
+            assert metric_names.SUFFIX.sub("", metric(name)) in metric_names.known(), (file, name)
+
+
+RENAMED = {"num_requests_running": "requests_in_batch", "num_requests_waiting": "requests_queued"}
+"""Two metrics that a release might rename: one tells a page of vLLM from others, one decides most verdicts."""
+
+
+def test_a_renamed_metric_is_one_line_in_one_file(tmp_path: Path) -> None:
+    for source in (ROOT / "diag").rglob("*"):
+        if source.is_file() and "__pycache__" not in source.parts:
+            (target := tmp_path / source.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(source)
+    table = tmp_path / "diag/core/vllm_metrics.toml"
+    text = table.read_text(encoding="utf-8")
+    table.unlink()
+    table.write_text(text + "".join(f'{name} = ["{new}"]\n' for name, new in RENAMED.items()), encoding="utf-8")
+
+    answers = []
+    for package, names, prefix in ((ROOT, {}, ""), (tmp_path, RENAMED, ""), (tmp_path, RENAMED, "ray_")):
+        recording = tmp_path / f"of{len(answers)}" / "kv_cascade"
+        shutil.copytree(RECORDINGS / "kv_cascade", recording)
+        pages = gzip.decompress((recording / "metrics.prom.gz").read_bytes()).decode()
+        for name, new in names.items():
+            pages = re.sub(rf"\bvllm:{name}(?=[ {{])", f"vllm:{new}", pages)
+        (recording / "metrics.prom.gz").write_bytes(gzip.compress(pages.replace("vllm:", f"{prefix}vllm:").encode(), 1))
+        done = subprocess.run(
+            [sys.executable, "-m", "diag", "doctor", "--json", "kv_cascade"],
+            cwd=recording.parent,
+            env={**os.environ, "PYTHONPATH": str(package)},
+            capture_output=True,
+            check=False,
+        )
+        document = json.loads(done.stdout)
+        answers.append((done.returncode, document["diagnoses"], document["verdict"]))
+    assert answers[0][1]
+    assert answers[1] == answers[0]
+    assert [diagnosis["incident"] for diagnosis in answers[2][1]][:1] == [answers[0][1][0]["incident"]]

@@ -1,12 +1,15 @@
 """vLLM's metrics under other names: recognised on a page, named as vLLM names them, and asked for by these names."""
 
+import re
+
 import pytest
 from support import rewriting
 from support.ray_pages import as_ray
 
 from diag.core.contract import Contract
-from diag.core.metric_prefix import named_as_ours, with_prefix
+from diag.core.metric_prefix import in_any_release, named_as_ours, with_prefix
 from diag.knowledge.formulas import formula
+from diag.promql import parse
 
 LINE = b'num_requests_running{engine="0",model_name="tiny"} 3.0\n'
 
@@ -72,3 +75,30 @@ def test_a_page_of_vllm_itself_is_not_copied() -> None:
     (_, _, page), *_ = rewriting.scrapes("healthy")
     whole = page.encode()
     assert named_as_ours(whole)[0] is whole
+
+
+@pytest.mark.parametrize(
+    ("promql", "in_all"),
+    [
+        (
+            'sum by (le) (rate({}_bucket{{le=~"(1|2)"}}[5m]))',
+            'sum by (le) (rate(x_bucket{le=~"(1|2)"}[5m]) or rate(y_bucket{le=~"(1|2)"}[5m]))',
+        ),
+        (
+            "quantile_over_time(0.5, {}[5m]) + 1",
+            "(quantile_over_time(0.5, x[5m]) or quantile_over_time(0.5, y[5m])) + 1",
+        ),
+        (
+            "predict_linear({}_count[5m] offset 1h, 0)",
+            "(predict_linear(x_count[5m] offset 1h, 0) or predict_linear(y_count[5m] offset 1h, 0))",
+        ),
+        ("max({} and up)", "max((x or y) and up)"),
+        ('{{__name__=~"up|{}_sum"}}', '{__name__=~"up|x_sum|y_sum"}'),
+        ("{}_of_another + my:{}", "x_of_another + my:x"),
+    ],
+)
+def test_a_query_asks_for_every_name_of_a_renamed_metric(promql: str, in_all: str) -> None:
+    widened = in_any_release(promql.format(*["vllm:inter_token_latency_seconds"] * 2))
+    promql_of = {"x": "vllm:inter_token_latency_seconds", "y": "vllm:time_per_output_token_seconds"}
+    assert widened == re.sub(r"\b[xy](?=_|\b)", lambda name: promql_of[name[0]], in_all)
+    parse(widened)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from support.paths import ROOT
+from support.rows import each_row
 
 from diag.core.incident import Incident, Signal
 from diag.core.log_events import LOG_EVENTS, STARTUP_PHASES
@@ -16,7 +17,7 @@ ROWS = {
     for line in (ROOT / "docs" / "metrics.md").read_text().splitlines()
     if (cells := [cell.strip() for cell in line.strip("|").split(" | ")])[0].startswith("`diag_")
 }
-EVERY_METRIC = pytest.mark.parametrize("name", families())
+EVERY_METRIC = each_row("name", families())
 
 
 def test_every_metric_has_one_row() -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.paths import ROOT
 from support.sampling import some
 
-PARTS = "knowledge/signals/load.promql"
+PARTS, LOG_SIGNALS = "knowledge/signals/load.promql", "knowledge/signals/log.promql"
 INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/rules.toml"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
@@ -45,15 +45,37 @@ MISTAKES = [
         'severity="critical", began="now"',
         "began must be a Signal or nothing, not 'now'",
     ),
-    (SIGNALS, "\nPARTS", "\nx = signl('x')\nPARTS", "'signl' is not defined (did you mean signal?)"),
-    (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', '{value}', grup='s')\nPARTS", "(did you mean group?)"),
-    (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', '{value}').abov\nPARTS", "has no 'abov' (did you mean above?)"),
-    (SIGNALS, "\nPARTS", "\nx = signal('x: s = y', 3)\nPARTS", "sentence must be a text, not 3"),
+    (SIGNALS, "\nPARTS", "\nx = judgd('x')\nPARTS", "'judgd' is not defined (did you mean judged?)"),
+    (SIGNALS, "].at_most(FORE", "].at_mot(FORE", "has no 'at_mot' (did you mean at_most?)"),
+    (
+        PARTS,
+        "\ncontext: true",
+        "\ncontxt: true",
+        "has no key 'contxt'; its keys are name, promql, sentence, unit, window_sc",
+    ),
+    (PARTS, "\ncontext: true", "\ncontext: yes", ":72: context must be true or false, not 'yes'"),
+    (
+        PARTS,
+        "\nwindow_scaling: peak",
+        "\nwindow_scaling: peek",
+        "must be rate or peak, not 'peek' (did you mean peak?)",
+    ),
+    (PARTS, "\nsentence: mean number", "\n# mean number", "the signal 'requests_running' lacks the key 'sentence'"),
+    (PARTS, "(mean): requests =", "(mean); requests =", "must be `words: unit = PromQL`"),
+    (PARTS, "[requests_running_median]", "[requests_running]", ":74: the signal 'requests_running' exists twice"),
+    (LOG_SIGNALS, "{events.FAULT_OVER}", "{events.FAULT_OVR}", "events has no 'FAULT_OVR' (did you mean FAULT_OVER?)"),
+    (PARTS, "needs: {ENOUGH}", "needs: {ENUOGH}", "'ENUOGH' is not defined (did you mean ENOUGH?)"),
+    (
+        PARTS,
+        "$window]) and $requests_running_s",
+        "$window]) and $requests_runing_s",
+        "unknown placeholder $requests_runing_sampled (did",
+    ),
     (
         PARTS,
         "\nttft_count: requests =",
         "\nttft_count; requests =",
-        ":39: 'ttft_count; requests = $first_tokens' must be",
+        ":32: 'ttft_count; requests = $first_tokens' must be",
     ),
     (PARTS, "{within ", "{wthin ", ":33: 'wthin' is not defined (did you mean within?)"),
     (LINT, 'severity = "error"', 'severity = "eror"', "severity must be error, warning or info, not 'eror'"),
@@ -131,7 +153,7 @@ def mistaken(file: Path, old: str, new: str) -> Iterator[None]:
 def test_a_mistake_in_a_file_of_diag_is_one_sentence(copy: Path) -> None:
     """`diag incidents` reads every declaration; each mistake in turn is made in a copy of the package."""
     wrong = []
-    for name, old, new, sentence in some(MISTAKES, 17):
+    for name, old, new, sentence in some(MISTAKES, 8):
         with mistaken(copy / "diag" / name, old, new):
             done = subprocess.run(
                 [sys.executable, "-c", "from diag.__main__ import main; main()", "incidents"],

@@ -55,6 +55,12 @@ BAAI/bge-reranker-v2-m3 0.57
 LGAI-EXAONE/EXAONE-4.0-32B 32.0
 HuggingFaceTB/SmolLM3-3B 3.08
 allenai/OLMo-2-0325-32B-Instruct 32.23
+nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8 8.89
+google/gemma-4-E2B-it-qat-w4a16-ct 5.1
+zai-org/GLM-4.5V-FP8 107.71
+LiquidAI/LFM2-8B-A1B 8.34
+arcee-ai/Trinity-Mini 26.12
+ByteDance-Seed/Seed-OSS-36B-Instruct 36.15
 """
 """Names that people serve, and parameters in billions as published with the weights."""
 

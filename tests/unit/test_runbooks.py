@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import RECORDINGS, ROOT
+from support.rows import each_row
 from typer.testing import CliRunner
 
 from diag.artefacts.runbook import PLATFORMS, operations
@@ -34,8 +35,8 @@ SECTIONS = (
 )
 PROMQL = (ROOT / "runbooks" / "promql.md").read_text()
 OPPOSITE = {">": "<=", ">=": "<", "<": ">=", "<=": ">"}
-EVERY_INCIDENT = pytest.mark.parametrize("incident", load(), ids=lambda incident: incident.id)
-EVERY_RUNBOOK = pytest.mark.parametrize("file", RUNBOOKS, ids=lambda file: file.stem)
+EVERY_INCIDENT = each_row("incident", load())
+EVERY_RUNBOOK = each_row("file", RUNBOOKS)
 
 
 def section(incident: Incident, title: str) -> str:

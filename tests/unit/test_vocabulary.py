@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import GOLDENS, ROOT, TESTS
+from support.rows import each_row
 
 from diag.core.metric_families import families
 
@@ -91,39 +92,39 @@ def test_an_oblique_sentence_is_found(sentence: str) -> None:
     assert found(sentence)
 
 
-@pytest.mark.parametrize("file", READ_BY_USERS, ids=lambda file: str(file.relative_to(ROOT)))
+@each_row("file", READ_BY_USERS)
 def test_a_page_has_no_forbidden_phrase(file: Path) -> None:
     assert found(file.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "dashboards").glob("*.json")), ids=lambda file: file.stem)
+@each_row("file", sorted((ROOT / "dashboards").glob("*.json")))
 def test_a_dashboard_has_no_forbidden_phrase(file: Path) -> None:
     texts = [*titles(json.loads(file.read_text(encoding="utf-8")))]
     assert texts and found("\n".join(texts)) == []
 
 
-@pytest.mark.parametrize("file", sorted(filter(Path.is_file, GOLDENS.rglob("*"))), ids=lambda file: file.name)
+@each_row("file", sorted(filter(Path.is_file, GOLDENS.rglob("*"))))
 def test_an_expected_output_has_no_forbidden_phrase(file: Path) -> None:
     assert found(file.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "diag").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
+@each_row("file", sorted((ROOT / "diag").rglob("*.py")))
 def test_the_strings_of_a_module_have_no_forbidden_phrase(file: Path) -> None:
     assert [phrase for text in literals(file) for phrase in found(text)] == []
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "diag").rglob("*.toml")), ids=lambda file: str(file.relative_to(ROOT)))
+@each_row("file", sorted((ROOT / "diag").rglob("*.toml")))
 def test_a_table_has_no_forbidden_phrase(file: Path) -> None:
     assert found(file.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("file", HAND_WRITTEN, ids=lambda file: str(file.relative_to(ROOT)))
+@each_row("file", HAND_WRITTEN)
 def test_a_hand_written_page_has_no_pronoun_for_a_person_or_a_program(file: Path) -> None:
     lines = file.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if PRONOUNS.search(line)] == []
 
 
-@pytest.mark.parametrize("name", families())
+@each_row("name", families())
 def test_a_help_text_names_its_subject(name: str) -> None:
     text = families()[name].help
     assert not OBLIQUE.match(text) and not PRONOUNS.search(text)

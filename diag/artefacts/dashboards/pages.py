@@ -11,9 +11,9 @@ from typing import Any
 from diag.artefacts import grafana
 from diag.artefacts.dashboards.shared import (
     BUCKETS,
-    GENERATED,
     GPU_COST,
     KV_CACHE_USAGE,
+    OUTPUT_RATE,
     STATES,
     DashboardScope,
     LinePanel,
@@ -52,6 +52,7 @@ from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import quantity
 from diag.core.incident import Incident
+from diag.core.metric_prefix import GENERATED, RUNNING, WAITING, metric
 from diag.knowledge.formulas import rule_set
 from diag.knowledge.incidents.contract_breached import incident as slo_violated
 from diag.knowledge.signals import bandwidth_share
@@ -68,7 +69,7 @@ LATENCIES = {
 """Titles, and the SLOs that diag.toml may state."""
 NO_INCIDENT = 'label_replace(vector(0), "incident", "no incident", "", "")'
 """The expression of a row that stands where no alert fires."""
-PRESENT = "0 * max by ($by) (vllm:num_requests_running or diag_vllm_up)"
+PRESENT = f"0 * max by ($by) ({RUNNING} or diag_vllm_up)"
 """Zero for each server that is there."""
 ANY = 'incident=~".+"'
 GPUS = "count by ($by) (diag_gpu_power_watts unless on (instance, gpu) diag_gpu_serving == 0)"
@@ -127,7 +128,7 @@ def _firing(scope: DashboardScope) -> Any:
     """Return a row for each incident whose alert fires: severity, where, model, since when; links to act on it."""
     by, server = scope.by("engine", "gpu", "incident"), ", ".join(scope.by())
     worst = scope.add_matchers(worst_severity(ANY, by, pending=False))
-    models = scope.add_matchers(f"group by ({server}, model_name) (last_over_time(vllm:num_requests_running[1h]))")
+    models = scope.add_matchers(f"group by ({server}, model_name) (last_over_time({RUNNING}[1h]))")
     with_model = f"{worst} * on ({server}) group_left (model_name) topk by ({server}) (1, {models})"
     since = scope.add_matchers(
         f"min by ({', '.join(by)}) (1000 * ALERTS_FOR_STATE{{{ANY}}})"
@@ -155,9 +156,9 @@ def _current_state(scope: DashboardScope) -> list[Any]:
 
     # "1 / 2" in red if one of two servers does not answer
     by = ", ".join(scope.by())
-    measured = "last_over_time(vllm:num_requests_running[1d])"
+    measured = f"last_over_time({RUNNING}[1d])"
     there = scope.fill(f"count(count by ({by}) (up and on ({by}) {measured})) or vector(0)", ())
-    answers = f"vllm:num_requests_running unless on ({by}) diag_vllm_up == 0"
+    answers = f"{RUNNING} unless on ({by}) diag_vllm_up == 0"
     up = scope.fill(f"count(count by ({by}) ({answers})) or vector(0)", ())
     counts = f'count_values("answering", {up}) * on () group_left (known) count_values("known", {there})'
     servers_up = grafana.stat(
@@ -171,8 +172,8 @@ def _current_state(scope: DashboardScope) -> list[Any]:
         name="{{answering}} / {{known}}",
     )
 
-    waiting = scope.fill("sum(last_over_time(vllm:num_requests_waiting[$window]))", ())
-    tokens = scope.fill("sum(rate(vllm:generation_tokens_total[$window]))", ())
+    waiting = scope.fill(f"sum(last_over_time({WAITING}[$window]))", ())
+    tokens = scope.fill(f"sum(rate({GENERATED}[$window]))", ())
     burn = "Healthy: below 1, the rate at which the error budget lasts the month."
     slow = Threshold(slo_violated.burns[-1].factor, PLAIN)  # a rate below it is no news beside a critical alert
     return [
@@ -190,10 +191,10 @@ def _servers(scope: DashboardScope) -> Any:
     worst = scope.add_matchers(worst_severity(ANY, by))
     columns = {
         "state": TableColumn(f"{worst} or {scope.fill(PRESENT, by)}"),
-        "running": TableColumn(scope.fill("sum by ($by, model_name) (vllm:num_requests_running)", by)),
-        "waiting": TableColumn(scope.fill("sum by ($by) (vllm:num_requests_waiting)", by)),
+        "running": TableColumn(scope.fill(f"sum by ($by, model_name) ({RUNNING})", by)),
+        "waiting": TableColumn(scope.fill(f"sum by ($by) ({WAITING})", by)),
         "KV cache usage": TableColumn(scope.fill(KV_CACHE_USAGE, by), "percentunit"),
-        "throughput": TableColumn(scope.fill(GENERATED, by), TOKENS_PER_SECOND),
+        "throughput": TableColumn(scope.fill(OUTPUT_RATE, by), TOKENS_PER_SECOND),
         "TTFT p50": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p50"], by), "s"),
         "TTFT p99": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p99"], by), "s"),
         "ITL p99": TableColumn(scope.fill(quantiles(BUCKETS["ITL"])["p99"], by), "s"),
@@ -348,10 +349,10 @@ def capacity_page(contract: Contract, series: Mapping[str, str]) -> DashboardPag
     bands = "Finished requests by tokens. Two bands: two kinds of traffic, which may want servers of their own."
 
     def length(title: str, kind: str) -> Any:
-        promql = scope.fill(f"sum by (le) (increase(vllm:request_{kind}_tokens_bucket[$window]))", ())
+        promql = scope.fill(f"sum by (le) (increase({metric(f'request_{kind}_tokens_bucket')}[$window]))", ())
         return grafana.heatmap(PanelHeader(title, bands), PanelQuery(promql, "{{le}}"), of_buckets=True)
 
-    gpu_seconds = scope.fill(f"{GPUS} / ({GENERATED} > 0) * 1e6", scope.by())
+    gpu_seconds = scope.fill(f"{GPUS} / ({OUTPUT_RATE} > 0) * 1e6", scope.by())
     now = f"${GPU_COST} / 3600 * {gpu_seconds}"
     busiest = f"max by ({', '.join(scope.by())}) ({scope.recorded(bandwidth_share, ('instance', 'engine'))})"
     cost = grafana.time_series(

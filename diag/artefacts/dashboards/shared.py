@@ -18,8 +18,9 @@ from diag.artefacts.names import (
 )
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident, Signal, regroup
+from diag.core.metric_prefix import GENERATED, OWN, RUNNING, in_any_release, metric
 from diag.knowledge.formulas import DRAWN, DRAWN_OVER, comparison, formula
-from diag.knowledge.signals import DECLARED, KV_USAGE, error_budget_burn_rate
+from diag.knowledge.signals import DECLARED, E2E, ITL, TTFT, error_budget_burn_rate
 from diag.knowledge.signals.gpu import THERMAL
 from diag.knowledge.signals.peers import MODEL
 from diag.promql import add_matchers
@@ -69,8 +70,8 @@ class DashboardScope:
                 level = name.partition(":")[0].split("_")
                 own = [label for label in ("engine", "gpu") if label in level]
             else:
-                labels = {"job": "job", **labels, **({"model_name": "model"} if name.startswith("vllm:") else {})}
-                prefixes = {"engine": "vllm:", "gpu": "diag_gpu_"}
+                labels = {"job": "job", **labels, **({"model_name": "model"} if name.startswith(OWN) else {})}
+                prefixes = {"engine": OWN, "gpu": "diag_gpu_"}
                 own = [label for label, prefix in prefixes.items() if name.startswith(prefix)]
             labels |= {label: label for label in own if label in self.variables}
             return ", ".join(f'{label}=~"${variable}"' for label, variable in labels.items() if label not in of_one)
@@ -87,15 +88,15 @@ class DashboardScope:
         queries = {"job": "label_values(up, job)"}
         chosen = ['job=~"$job"']
         for label in (label for label in self.site.labels if label != "job"):
-            presence = f'{{__name__=~"vllm:num_requests_running|diag_vllm_up", {", ".join(chosen)}}}'
+            presence = in_any_release(f'{{__name__=~"{RUNNING}|diag_vllm_up", {", ".join(chosen)}}}')
             queries[label] = f"label_values({presence}, {label})"
             chosen.append(f'{label}=~"${label}"')
         matchers = ", ".join(chosen)
-        own = {"model": ("vllm:num_requests_running", "model_name"), "engine": ("vllm:num_requests_running", "engine")}
+        own = {"model": (RUNNING, "model_name"), "engine": (RUNNING, "engine")}
         own["gpu"] = ("diag_gpu_utilization_ratio", "gpu")
         queries |= {
-            name: f"label_values({metric}{{{matchers}}}, {label})"
-            for name, (metric, label) in own.items()
+            name: in_any_release(f'label_values({{__name__=~"{series}", {matchers}}}, {label})')
+            for name, (series, label) in own.items()
             if name in self.variables
         }
         return {name: QueryVariable(query) for name, query in queries.items()}
@@ -117,8 +118,8 @@ STATES = {
     4: ("critical", BAD),
 }
 SEVERITIES = {"info": 2, "warning": 3, "critical": 4}
-KV_CACHE_USAGE = "(max by ($by) ({}) or max by ($by) ({}))".format(*KV_USAGE)
-GENERATED = "sum by ($by) (rate(vllm:generation_tokens_total[$window]))"
+KV_CACHE_USAGE = f"max by ($by) ({metric('kv_cache_usage_perc')})"
+OUTPUT_RATE = f"sum by ($by) (rate({GENERATED}[$window]))"
 
 
 class LinePanel(NamedTuple):
@@ -144,11 +145,10 @@ def quantiles(histogram: str) -> dict[str, str]:
 
 
 BUCKETS = {
-    "TTFT": "rate(vllm:time_to_first_token_seconds_bucket[$window])",
-    "ITL": "rate(vllm:inter_token_latency_seconds_bucket[$window])"
-    " or rate(vllm:time_per_output_token_seconds_bucket[$window])",
-    "E2E": "rate(vllm:e2e_request_latency_seconds_bucket[$window])",
-    "queue": "rate(vllm:request_queue_time_seconds_bucket[$window])",
+    "TTFT": f"rate({TTFT}_bucket[$window])",
+    "ITL": f"rate({ITL}_bucket[$window])",
+    "E2E": f"rate({E2E}_bucket[$window])",
+    "queue": f"rate({metric('request_queue_time_seconds')}_bucket[$window])",
 }
 """The buckets of vLLM's latencies."""
 

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from diag.core.files import parse_json
 from diag.exporter.process.kernel import read_file
-from diag.exporter.process.server import Owner
-from diag.exporter.process.table import halted_state
 from diag.vllm.command.parse import parse
+
+if TYPE_CHECKING:
+    from diag.exporter.process.server import Owner
 
 TIMEOUT = 10.0
 """Seconds that one dump may take."""
@@ -53,7 +54,7 @@ class ProcessStack:
     """
 
     pid: int
-    owner: Owner
+    owner: "Owner"
     halted: str = ""
     frames: tuple[StackFrame, ...] = ()
     holder: str = ""
@@ -62,7 +63,7 @@ class ProcessStack:
     dumped: str = ""
 
 
-def take(owners: Mapping[int, Owner]) -> list[ProcessStack]:
+def take(owners: Mapping[int, "Owner"]) -> list[ProcessStack]:
     """Return the stacks of these processes, one after the other; those that have ended meanwhile are left out.
 
     Of processes that py-spy does not read, the dumps count that vLLM's watchdog wrote, if its folder is known.
@@ -105,7 +106,9 @@ def _of_watchdog(stack: ProcessStack, folder: str) -> ProcessStack:
     return stack
 
 
-def _stack(pid: int, owner: Owner, program: str | None) -> ProcessStack:
+def _stack(pid: int, owner: "Owner", program: str | None) -> ProcessStack:
+    from diag.exporter.process.table import halted_state  # noqa: PLC0415 - who only reads a dump needs no psutil
+
     halted = halted_state(pid)
     waits = read_file(f"/proc/{pid}/wchan")
     called = read_file(f"/proc/{pid}/syscall").split(" ")[0]

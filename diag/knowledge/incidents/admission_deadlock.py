@@ -1,6 +1,7 @@
 """The scheduler admits no request: the one at the head of the queue does not fit the KV cache, even an empty one."""
 
 from diag import signals
+from diag.core.metric_prefix import WAITING
 from diag.incident import Fix, Incident, LookAlike, documented, measured, reported
 from diag.knowledge import shared_fixes
 
@@ -48,7 +49,7 @@ incident = Incident(
         ),
         LookAlike(
             "deferred requests",
-            distinguish="vllm:num_requests_waiting_by_reason calls all of them deferred: they wait for a KV transfer, "
+            distinguish=f"{WAITING}_by_reason calls all of them deferred: they wait for a KV transfer, "
             "a grammar or a LoRA slot, not for the KV cache.",
             refuted_by=NOT_ADMITTED,
         ),

@@ -3,16 +3,16 @@
 The report judges such a server nevertheless. A relabelled server causes no warning if diag.toml has its prefix.
 """
 
-from diag.core.metric_prefix import ANY, PROBE
+from diag.core.metric_prefix import ANY, OWN, PROBE, RUNNING
 from diag.incident import Fix, Incident, LookAlike, Signal, documented, judged
 
 METHOD = "https://prometheus.io/docs/prometheus/latest/configuration/configuration/#metric_relabel_configs"
 RAY = "https://github.com/vllm-project/vllm/blob/main/vllm/v1/metrics/ray_wrappers.py"
-ON_PAGE = 'last_over_time(diag_vllm_metrics_renamed{prefix!="vllm:"}[$window])'
-STORED = f'last_over_time({{__name__=~"{ANY}{PROBE}",__name__!~"vllm:num_.+"}}[$window])'
+ON_PAGE = f'last_over_time(diag_vllm_metrics_renamed{{prefix!="{OWN}"}}[$window])'
+STORED = f'last_over_time({{__name__=~"{ANY}({PROBE})",__name__!~"{OWN}num_.+"}}[$window])'
 RENAMED = Signal(
     "metrics renamed",
-    f"max by ($by) ({ON_PAGE}) or 0 * count by ($by) (last_over_time(vllm:{PROBE}[$window]))"
+    f"max by ($by) ({ON_PAGE}) or 0 * count by ($by) (last_over_time({RUNNING}[$window]))"
     f" or 1 + 0 * count by ($by) ({STORED})",
     "vLLM's metrics are stored under other names: {value}",
     "bool",

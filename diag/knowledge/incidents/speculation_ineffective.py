@@ -1,6 +1,7 @@
 """Few tokens of speculative decoding are accepted: drafting costs time and hardly speeds up any step."""
 
 from diag import signals
+from diag.core.metric_prefix import metric
 from diag.incident import Fix, Incident, LookAlike, documented, judged, measured, reported
 
 SPECULATION = "https://docs.vllm.ai/en/latest/features/spec_decode/"
@@ -77,7 +78,7 @@ incident = Incident(
     mitigate=("No immediate mitigation is needed: responses are the same as without speculation.",),
     hand_over=(
         "--speculative-config, the draft method and draft model, and accepted tokens per position "
-        "(vllm:spec_decode_num_accepted_tokens_per_pos_total) by hour of the day",
+        f"({metric('spec_decode_num_accepted_tokens_per_pos_total')}) by hour of the day",
     ),
     do_not=(
         "Do not judge it by one prompt: repetitive output with greedy sampling accepts nearly every draft token.",

@@ -54,7 +54,7 @@ incident = Incident(
         Fix(
             change="Set --tool-call-parser to that of the model's family, as vLLM's table of models has it, and its "
             "--chat-template if the table names one.",
-            effect='`outcome="tool_call"` of vllm:tool_call_parser_invocations_total grows',
+            effect=f'`outcome="tool_call"` of {signals.TOOL_PARSES} grows',
             risk="clients that read calls out of the text get them in tool_calls",
             rollback="set the old parser again",
             why=documented("each parser reads the form of its models", TOOLS),

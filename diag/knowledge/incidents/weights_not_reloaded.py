@@ -34,7 +34,7 @@ incident = Incident(
     looks_like=(
         LookAlike(
             "a wake-up from level 1",
-            distinguish="vllm:engine_sleep_state showed weights_offloaded.",
+            distinguish=f"{signals.SLEEP_STATE} showed weights_offloaded.",
             refuted_by=WOKEN,
         ),
         LookAlike(

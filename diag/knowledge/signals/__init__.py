@@ -1,8 +1,9 @@
 """All declared parts and signals; an incident file imports signals from diag.signals."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pkgutil import iter_modules
+from typing import TYPE_CHECKING
 
 from diag.core.incident import Part, Signal
 from diag.knowledge.signals.answers import *  # noqa: F403
@@ -22,6 +23,13 @@ _FILES = [vars(sys.modules[f"{__name__}.{file.name}"]) for file in iter_modules(
 DECLARED: Mapping[str, Part | Signal] = {
     declared.id: declared
     for file in _FILES
-    for declared in (*file.get("PARTS", ()), *(value for value in file.values() if isinstance(value, Signal)))
+    for of_file in (file.get("PARTS", ()), file["SIGNALS"].values(), file.values())
+    for declared in of_file
+    if isinstance(declared, Part | Signal)
 }
 """Every part and signal, by its name in expressions."""
+for _file in _FILES:
+    globals().update(_file["SIGNALS"])
+
+if TYPE_CHECKING:
+    __getattr__: Callable[[str], Signal]

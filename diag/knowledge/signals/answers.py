@@ -20,7 +20,7 @@ A request that is no POST is a probe, a scanner or a browser, and does not count
 
 from diag.core import log_events as events
 from diag.core.incident import Condition, judged
-from diag.knowledge.signals.expressions import parts, signal
+from diag.knowledge.signals.expressions import declared
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
@@ -85,7 +85,7 @@ def _logged(status: str) -> str:
     return f'sum by ($by) (increase({LOGGED}{{status=~"{status}"}}[$window]))'
 
 
-PARTS = parts(
+PARTS, SIGNALS = declared(
     vars(),
     f"""
     # the order of the log's lines, which mostly have no time
@@ -96,143 +96,6 @@ PARTS = parts(
     GENERATING_ROUTES=GENERATING_ROUTES,
 )
 
-error_burn_rate = signal(
-    "error budget burn rate of failed answers: ratio = $failed_share / (1 - $objective)",
-    "failed answers burn the error budget at {value} times the sustainable rate",
-    needs=f"{FEWEST_ANSWERS} answers, of which some failed",
-)
-failed_share = signal(
-    "failed share of answers (HTTP 5xx): share = $failed_share",
-    "{value} of the answers at inference routes are errors of the server (HTTP 5xx); client errors are not counted",
-    needs=f"{FEWEST_ANSWERS} answers, of which some failed",
-)
-failed_answers = signal(
-    "failed answers (HTTP 5xx): answers = $failures",
-    "answers at inference routes that are errors of the server: {value}",
-    window_scaling="peak",
-    culprit_promql="$failed_answers_by_route >= 1",
-    culprit_label="{handler} {value}",
-)
-sign_of_failing = signal(
-    "failing at a scrape: bool = $failures / ($answers > 0) > bool 0.1",
-    "more than 10 % of a few answers are errors of the server: {value}",
-)
-shed = signal(
-    # the API server refuses for all engines
-    "requests refused by a full queue: requests ="
-    " 0 * $requests_running_peak + on (instance) group_left () $shed_requests",
-    "requests answered with HTTP 503 because --max-num-queued-reqs already wait: {value}",
-    window_scaling="peak",
-)
-engine_errors = signal(
-    "requests that the engine ended with an error: requests = $engine_errors",
-    'requests that the engine ended with finished_reason="error": {value}',
-    window_scaling="peak",
-)
-failing_feature = signal(
-    "log lines about failed requests: lines ="
-    " count by ($by) ($failing_features) or 0 * $log_errors or 0 * $last_startup_progress",
-    "kinds of log lines about failed requests: {value}",
-    window_scaling="peak",
-    culprit_promql="$failing_features",
-    culprit_label="{feature}: {value} lines {event}",
-)
-MOST_FAIL: Condition = failed_share.above(0.5, judged("most requests fail: the server is down for its users"))
-
-share_given_up = signal(
-    # without responses, requests given up before their first token are not seen: a low share proves nothing
-    "requests given up by their clients: share ="
-    " $requests_given_up / ($responses_ok >= 10) or 0 * ($requests_given_up == 0)"
-    " or (clamp_min($requests_lost, 0) / ($first_tokens_seen >= 10) > 0.2) or 0 * ($first_tokens_seen < 10)",
-    "clients gave up {value} of the requests before they were finished",
-)
-age_given_up = signal(
-    "mean age when given up: seconds ="
-    f" ($http_seconds - $end_to_end_seconds_total) / ($requests_given_up >= {FEW_GIVEN_UP})",
-    "requests are given up at a mean age of {value}",
-    needs=f"{FEW_GIVEN_UP} of them, and the metrics of vLLM's own HTTP server",
-)
-spread_of_ages_given_up = signal(
-    "ages when given up, p90 / p10: ratio ="
-    " histogram_quantile(0.9, $given_up_by_age) / (histogram_quantile(0.1, $given_up_by_age) > 0)"
-    f" and on ($by) $requests_given_up >= {FEW_GIVEN_UP}",
-    "of the requests given up, the 90th percentile of the age is {value} times the 10th",
-    needs=f"{FEW_GIVEN_UP} of them, and the metrics of vLLM's own HTTP server",
-)
-harm_of_giving_up = signal(
-    # no harm is shown by ages, queue and first tokens together: without one of them it is unknown
-    "harm behind requests given up: bool = max by ($by) ($signs_of_harm) > 0"
-    " or 0 * ($time_out_measured + $queue_time_per_end_to_end_latency + $ttft_within_slo / ($first_tokens >= 10))",
-    "a time-out, a queue, a late first token, or a sudden rise is behind them, or unknown ages of many: {value}",
-    needs=f"{FEW_GIVEN_UP} of them with their ages, and the histograms of queue time and TTFT",
-    culprit_promql="$signs_of_harm > 0",
-    culprit_label="{sign}",
-)
-refused_share = signal(
-    "refused share of answers (HTTP 4xx): share = $refused_share",
-    "{value} of the answers at inference routes are client errors (HTTP 4xx)",
-    culprit_promql="$refused_answers_by_route >= 1",
-    culprit_label="{handler} {value}",
-)
-sign_of_refusing = signal(
-    "refusing at a scrape: bool = $refused_per_answer > bool 0.2",
-    "more than 20 % of a few answers are client errors: {value}",
-)
-refused_growth = signal(
-    # A share below 1 % counts as 1 %. A wave is news for an hour: a baseline that holds it would end it. A server that
-    # was started within that hour has the beginning of the window.
-    "refused share / refused share since the start of the server: ratio ="
-    " $refused_share / clamp_min($refused_share_before[1h] or $refused_share_before, 0.01)"
-    " or 0 * ($refused_share == 0)",
-    "the share of client errors is {value} times the one of all answers before",
-    needs=f"{FEWEST_EARLIER} answers before",
-)
-refused_without_success = signal(
-    # few requests a minute need a longer look
-    "requests refused while none succeeds: answers ="
-    " 0 * ($successes > 0 or $refused_total == 0) or $refused_mostly or ($refused_mostly[5m] and $successes[5m] == 0)"
-    " or $long_refused_row",
-    "requests for inference that were refused (HTTP 4xx) while no request succeeded: {value}",
-    window_scaling="peak",
-    needs=f"{FEWEST_ANSWERS} answers at inference routes",
-    culprit_promql=f'label_replace(sum by (instance, status) (increase({LOGGED}{{status=~"4.+"}}[$window])) >= 1,'
-    ' "what", "HTTP $$1", "status", "(.*)")'
-    ' or label_replace($refused_answers_by_route >= 1, "what", "$$1", "handler", "(.*)")',
-    culprit_label="{what}: {value}",
-)
-successes_before_refusals = signal(
-    f"requests that succeeded before: answers = $served_since_start * ($refused_total >= bool {FEWEST_ANSWERS})",
-    "the same server process has answered {value} requests successfully before",
-    window_scaling="peak",
-)
-unauthorized_answers = signal(
-    "answers 401 and 403 in the log: answers = $unauthorized_in_log",
-    "requests refused for their API key (HTTP 401, 403): {value}",
-    window_scaling="peak",
-    needs="the access log",
-)
-not_found_answers = signal(
-    "answers 404 in the log: answers = $not_found_in_log",
-    "requests for a model or a route that is not served (HTTP 404): {value}",
-    window_scaling="peak",
-    needs="the access log",
-)
-invalid_answers = signal(
-    "answers 400, 413 and 422 in the log: answers = $invalid_in_log",
-    "requests with invalid or too long contents (HTTP 400, 413, 422): {value}",
-    window_scaling="peak",
-    needs="the access log",
-)
-too_large_answers = signal(
-    "answers 413 in the log: answers = $too_large_in_log",
-    "requests whose body is too large (HTTP 413): {value}",
-    window_scaling="peak",
-    needs="the access log",
-)
-names_asked_in_vain = signal(
-    "models and routes asked for in vain: names = count by ($by) ($names_asked_lately) or 0 * $refused_in_log",
-    "models and routes that requests of the last 5 minutes asked for and that are not served: {value}",
-    window_scaling="peak",
-    culprit_promql="$names_asked_lately",
-    culprit_label='{kind} "{name}"',
+MOST_FAIL: Condition = SIGNALS["failed_share"].above(
+    0.5, judged("most requests fail: the server is down for its users")
 )

@@ -7,27 +7,24 @@ settings and from the memory that they leave free.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, get_type_hints
 
-from diag.core.declarations import Mistake, did_you_mean, shown_path
+from diag.core import log_events as events
+from diag.core.declarations import Mistake, did_you_mean, no_key, shown_path, typed
 from diag.core.errors import BadDeclaration
 from diag.core.incident import Part, Signal
+from diag.core.metric_prefix import CACHE_INFO, RUNNING, WAITING, metric
 
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
 NOW = {gauge: f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING)}
 IN_FLIGHT = " + ".join(NOW.values())
-CAPACITY = 'vllm:num_requests_waiting_by_reason{reason="capacity"}'
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-TTFT = ("vllm:time_to_first_token_seconds",)
-ITL = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-E2E = ("vllm:e2e_request_latency_seconds",)
-PREFIX_CACHE_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
-PREFIX_CACHE_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
-"""Metrics by their names in the releases, the newest first (diag/vllm/metric_names.json has all, see `renamed`)."""
+CAPACITY = metric('num_requests_waiting_by_reason{reason="capacity"}')
+TTFT = metric("time_to_first_token_seconds")
+ITL = metric("inter_token_latency_seconds")
+E2E = metric("e2e_request_latency_seconds")
 CONFIG = (
     "api_server_count",
     "block_size",
@@ -56,68 +53,116 @@ EVERY_MEMBER = "the largest value: it is 0 only if all members are"
 USUAL_MEMBER = "the median: it shows what is usual among peers, whatever a few of them do"
 FULLEST_MEMBER = "the fullest member: a setting applies to all of them, and it has the least to give"
 """Reasons for the member that stands for its group (`Part.group`)."""
-_PLACE = re.compile(r"\{([A-Za-z_]\w*)(?: ((?:[^{}]|\{[^{}]*\})+))?\}")
+_PLACE = re.compile(r"\{([A-Za-z_][\w.]*)(?: ((?:[^{}]|\{[^{}]*\})+))?\}")
 _ARGUMENT = re.compile(r"(?:(\w+): )?([^;]+)(?:; )?")
 _PART = re.compile(r"(?P<name>\w+)(?:: ?(?P<unit>[^(=]*?))?(?: ?\((?P<group>[^=]*)\))? =(?: (?P<promql>.+))?")
 
 
-def renamed(expression: str, names: tuple[str, ...]) -> str:
-    """Return an expression such as `increase({}_sum[$window])` of a metric under the name that the release gives it."""
-    return " or ".join(expression.replace("{}", name) for name in names)
+_FIELDS = get_type_hints(Signal)
+_FILES = {file.stem for file in Path(__file__).parent.glob("*.promql")}
 
 
-def usage(function: str) -> str:
-    """Return a function, such as `max_over_time({}[$window])`, of the usage of the KV cache; it needs three samples."""
-    sampled = "$kv_cache_usage_sampled", "$gpu_cache_usage_sampled"
-    of_names = (f"{function.format(name)} and {samples}" for name, samples in zip(KV_USAGE, sampled, strict=True))
-    return " or ".join(f"max by ($by) ({of_name})" for of_name in of_names)
+def percent(share: float) -> str:
+    return f"{100 * share:g}"
 
 
-def parts(module: Mapping[str, Any], *texts: str, **imported: Any) -> tuple[Part, ...]:
-    """Return the parts in the file beside a module, MODULE.promql, and in further texts.
+def thousands(number: int) -> str:
+    return f"{number:,}"
 
-    Each is a line `name: unit (reason for the member) = PromQL`; unit and reason may be missing. An indented line
-    continues the one above; # begins a comment. In the file, `{NAME}` stands for a name of the module, of this one, or
-    an imported one, and `{function text; NAME; key: text}` for what a function returns.
+
+def one_of(names: Iterable[str]) -> str:
+    return "|".join(names)
+
+
+def declared(module: Mapping[str, Any], *texts: str, **imported: Any) -> tuple[tuple[Part, ...], dict[str, Signal]]:
+    """Return the parts and the signals of the file beside a module, MODULE.promql, and the parts in further texts.
+
+    A part is a line `name: unit (reason for the member) = PromQL`; unit and reason may be missing. A signal is a line
+    `[name]`, by which incidents refer to it, a line `words: unit = PromQL`, and a line `field: value` for each further
+    field of Signal. An indented line continues the one above; # begins a comment. `{NAME}` stands for a name of the
+    module, of this one, or a given one, `{steps.NAME}` for one of another module of signals, `{events.NAME}` for a log
+    event, and `{function text; NAME; key: text}` for what a function returns. In the sentences of a signal, `{name}` is
+    its value or a label.
     """
     names = {**globals(), **module, **imported}
     file = Path(module["__file__"]).with_suffix(".promql")
-
-    def put(place: re.Match[str]) -> str:
-        if place[1] not in names:
-            raise Mistake(f"'{place[1]}' is not defined{did_you_mean(place[1], names)}")
-        if not callable(names[place[1]]):
-            return str(names[place[1]])
-        words = [word.groups() for word in _ARGUMENT.finditer(_PLACE.sub(put, place[2] or ""))]
-        texts = [names.get(text, text) for key, text in words if not key]
-        return str(names[place[1]](*texts, **{key: names.get(text, text) for key, text in words if key}))
-
-    written = [*enumerate(file.read_text(encoding="utf-8").splitlines(), 1)]
-    written += [(0, line) for text in texts for line in dedent(text).splitlines()]
-    whole: list[tuple[int, str]] = []
-    for number, line in written:
-        if line.startswith(" ") and whole and not line.lstrip().startswith("#"):
-            whole[-1] = whole[-1][0], f"{whole[-1][1]} {line.strip()}"
-        elif line and not line.startswith("#"):
-            whole.append((number, line))
-    declared = []
-    for number, line in whole:
+    written = _statements(file.read_text(encoding="utf-8"))
+    declared_parts: list[Part] = []
+    fields: dict[str, dict[str, Any]] = {}
+    for number, line in (*written, *((0, line) for text in texts for _, line in _statements(dedent(text)))):
         try:
-            if (part := _PART.fullmatch(_PLACE.sub(put, line))) is None:
-                raise Mistake(f"'{line}' must be `name: unit = PromQL`")
+            if line.startswith("["):
+                if (name := line[1:-1]) in fields:
+                    raise Mistake(f"the signal '{name}' exists twice")
+                fields[name] = {}
+            elif not number or not fields:
+                if (part := _PART.fullmatch(_filled(line, names))) is None:
+                    raise Mistake(f"'{line}' must be `name: unit = PromQL`")
+                declared_parts.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
+            else:
+                _add(line, fields[name], names)
         except Mistake as mistake:
             if not number:
                 raise
             raise BadDeclaration(f"{shown_path(file)}:{number}: {mistake}") from mistake
-        declared.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
-    return tuple(declared)
+    for name, given in fields.items():
+        if "sentence" not in given:
+            raise BadDeclaration(f"{shown_path(file)}: the signal '{name}' lacks the key 'sentence'")
+    return tuple(declared_parts), {name: Signal(**given) for name, given in fields.items()}
 
 
-def signal(formula: str, sentence: str, **options: Any) -> Signal:
-    """Return a signal of the formula `name: unit = PromQL`; the options are further fields of Signal."""
-    name, _, rest = formula.partition(": ")
-    unit, _, promql = rest.partition(" = ")
-    return Signal(name, promql, sentence, unit, **options)
+def _statements(text: str) -> list[tuple[int, str]]:
+    """Return each statement of a file in one line, with the number of its first line."""
+    statements: list[tuple[int, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith(" ") and statements and not line.lstrip().startswith("#"):
+            statements[-1] = statements[-1][0], f"{statements[-1][1]} {line.strip()}"
+        elif line and not line.startswith("#"):
+            statements.append((number, line))
+    return statements
+
+
+def _add(line: str, fields: dict[str, Any], names: Mapping[str, Any]) -> None:
+    """Add one more line of a signal to its fields: its formula, then one field at a time."""
+    if not fields:
+        name, colon, rest = _filled(line, names).partition(": ")
+        unit, equals, promql = rest.partition(" = ")
+        if not colon or not equals:
+            raise Mistake(f"'{line}' must be `words: unit = PromQL`")
+        fields.update(name=name, unit=unit, promql=promql)
+        return
+    key, _, text = line.partition(": ")
+    if key not in Signal._fields:
+        raise Mistake(no_key(key, Signal._fields))
+    value = _filled(text, names, is_text=key != "culprit_promql")
+    as_typed = {bool: {"true": True}.get(value, value), tuple[str, ...]: value.split("; ")}
+    fields[key] = typed(as_typed.get(_FIELDS[key], value), _FIELDS[key], (key,))
+
+
+def _filled(text: str, names: Mapping[str, Any], is_text: bool = False) -> str:
+    """Return a text with what its places stand for; a word in lower case is none in a text."""
+
+    def meant(word: str) -> Any:
+        first, *attributes = word.split(".")
+        if not attributes or first not in {"events", *_FILES}:
+            return names.get(word, word)
+        module = events if first == "events" else import_module(f"{__package__}.{first}")
+        if not hasattr(module, attributes[0]):
+            raise Mistake(f"{first} has no '{attributes[0]}'{did_you_mean(attributes[0], dir(module))}")
+        return getattr(module, attributes[0])
+
+    def put(place: re.Match[str]) -> str:
+        if is_text and place[1].islower() and not place[2]:
+            return place[0]
+        if (value := meant(place[1])) == place[1]:
+            raise Mistake(f"'{place[1]}' is not defined{did_you_mean(place[1], names)}")
+        if not callable(value):
+            return str(value)
+        words = [word.groups() for word in _ARGUMENT.finditer(_PLACE.sub(put, place[2] or ""))]
+        texts = [meant(text) for key, text in words if not key]
+        return str(value(*texts, **{key: meant(text) for key, text in words if key}))
+
+    return _PLACE.sub(put, text) if "{" in text else text
 
 
 def configured(setting: str) -> str:
@@ -131,10 +176,10 @@ def setting_value(setting: str) -> str:
 
 
 def cache_config_has(label: str, pattern: str) -> str:
-    """Return 1 for each instance whose label of vllm:cache_config_info matches the pattern, else 0."""
+    """Return 1 for each instance whose label of cache_config_info matches the pattern, else 0."""
     return (
-        f'(max by (instance) (last_over_time(vllm:cache_config_info{{{label}=~"{pattern}"}}[$window]))'
-        " or 0 * max by (instance) (last_over_time(vllm:cache_config_info[$window])))"
+        f'(max by (instance) (last_over_time({CACHE_INFO}{{{label}=~"{pattern}"}}[$window]))'
+        f" or 0 * max by (instance) (last_over_time({CACHE_INFO}[$window])))"
     )
 
 
@@ -143,9 +188,9 @@ def edge(limit: str) -> str:
     return f'le="{limit}"' if "." in limit else f'le=~"{limit}|{limit}[.]0"'
 
 
-def within(limit: str, names: tuple[str, ...]) -> str:
-    """Return the observations at or below an edge of a histogram, under the name that the release gives it."""
-    return f"sum by ($by) ({renamed(f'increase({{}}_bucket{{{edge(limit)}}}[$window])', names)})"
+def within(limit: str, histogram: str) -> str:
+    """Return the observations at or below an edge of a histogram."""
+    return f"sum by ($by) (increase({histogram}_bucket{{{edge(limit)}}}[$window]))"
 
 
 def labelled(label: str, series: Mapping[str, str]) -> str:
@@ -183,23 +228,6 @@ def waiting_for_capacity(function: str, of_all: str = "") -> str:
 RESERVE = 0.05
 """Share of a GPU's memory that fixes leave free."""
 
-PARTS = parts(
-    vars(),
-    f"""
-    kv_cache_usage_sampled: samples = count_over_time({KV_USAGE[0]}[$window]) >= 3
-    gpu_cache_usage_sampled: samples = count_over_time({KV_USAGE[1]}[$window]) >= 3
-    """,
-    *(f"config_{name} = {configured(name)}" for name in CONFIG),
-)
-
-
-most_sequences = signal(
-    # vLLM refuses more sequences than tokens in a step; no release since 0.8 has a default below 2,048
-    "--max-num-batched-tokens: tokens ="
-    " $config_max_num_batched_tokens or 2048 + 0 * $config_max_num_seqs or 2048 + 0 * $running_highest by (instance)",
-    "a step processes up to {value} tokens, at least one per request",
-)
-
 
 def running_value(flag: str) -> Signal:
     name = f"--{flag.replace('_', '-')}"
@@ -208,70 +236,11 @@ def running_value(flag: str) -> Signal:
 
 def unless_unset(setting: str) -> Signal:
     """Return the value of a KV cache setting, 0 if vLLM exports that it is not set."""
-    unset = f'0 * max by (instance) (last_over_time(vllm:cache_config_info{{{setting}="None"}}[$window]))'
+    unset = f'0 * max by (instance) (last_over_time({CACHE_INFO}{{{setting}="None"}}[$window]))'
     return running_value(setting)._replace(promql=f"{setting_value(setting)} or {unset}")
 
 
-kv_cache_is_fp8 = signal(
-    "KV cache is quantized: bool = "
-    + cache_config_has("cache_dtype", ".*(fp8|int8|int4|nvfp4|turboquant|octave|ultraquant).*"),
-    "the KV cache is quantized already: {value}",
-)
-runs_on_cpu = signal(
-    'vLLM runs on the CPU: bool = max by (instance) (last_over_time(diag_vllm_info{device="cpu"}[$window]))',
-    "vLLM runs on the CPU: {value}",
-)
-runs_on_rocm = signal(
-    'vLLM runs on ROCm: bool = max by (instance) (last_over_time(diag_vllm_info{device="rocm"}[$window])'
-    ' or on (instance) last_over_time(diag_gpu_info{name=~"(AMD|Radeon) .+"}[$window]))',
-    "vLLM runs on ROCm: {value}",
-)
-gpu_memory_total = signal(
-    "GPU memory (smallest GPU): bytes = min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
-    "the smallest GPU has {value} of memory",
-    group=FULLEST_MEMBER,
-)
-gpu_memory_free_share = signal(
-    "GPU memory free: share = $gpu_memory_free_share",
-    "{value} of the fullest GPU's memory is free",
-)
-utilization_that_uses_free_memory = signal(
-    "GPU memory share for vLLM with the free memory: share ="
-    f" $config_gpu_memory_utilization + $gpu_memory_free_share - {RESERVE}",
-    f"vLLM would use {{value}} of the GPU's memory and leave a {100 * RESERVE:g} % reserve",
-)
-kv_bytes_with_free_memory = signal(
-    "KV cache size that uses the free memory: bytes ="
-    f" $config_kv_cache_memory_bytes + ($gpu_memory_free_share - {RESERVE})"
-    " * min by (instance) (last_over_time(diag_gpu_memory_total_bytes[$window]))",
-    f"the KV cache would be {{value}}, with {100 * RESERVE:g} % of the GPU's memory left as a reserve",
-    group=FULLEST_MEMBER,
-)
-gpu_compute_capability_has_fp8 = signal(
-    "GPUs with FP8 (compute capability 8.9 or later, MI300 or later): GPUs ="
-    ' count by (instance) (last_over_time(diag_gpu_info{compute_capability=~"8[.]9|9[.].*|1[0-9][.].*"}[$window])'
-    ' or last_over_time(diag_gpu_info{name=~"AMD Instinct MI3.+"}[$window]))'
-    ' or 0 * count by (instance) (last_over_time(diag_gpu_info{compute_capability!=""}[$window])'
-    ' or last_over_time(diag_gpu_info{name=~"AMD Instinct MI[12].+|AMD Radeon .+"}[$window]))',
-    "GPUs that support FP8: {value}",
-)
-chunked_prefill_is_off = signal(
-    "chunked prefill is off: bool ="
-    f" (1 - $config_enable_chunked_prefill) or 0 * max by (instance) (last_over_time({RUNNING}[$window]))",
-    "chunked prefill is off: {value}",
-    group=ANY_MEMBER,
-)
-sequences_in_a_step = signal(
-    "--max-num-seqs: tokens = clamp_min($config_max_num_seqs, 256)",
-    "a step processes at least {value} tokens: one per request, and enough for a prompt to make progress",
-)
-twice_the_token_budget = signal(
-    "2 x --max-num-batched-tokens: tokens = 2 * $config_max_num_batched_tokens",
-    "twice the token budget is {value} tokens",
-)
-longest_that_is_admitted = signal(
-    # vLLM keeps one block empty, for blocks that sliding windows no longer need
-    "tokens that the KV cache holds at most: tokens ="
-    " $config_kv_cache_size_tokens - ($config_block_size or 0 * $config_kv_cache_size_tokens)",
-    "an empty KV cache holds {value} tokens of one request",
+PARTS, SIGNALS = declared(
+    vars(),
+    *(f"config_{name} = {configured(name)}" for name in CONFIG),
 )

@@ -10,22 +10,14 @@ from collections.abc import Mapping
 
 from diag.core.incident import reported
 from diag.core.log_events import KV_BLOCKS_EXPIRED, KV_LOAD_FAILED, KV_TRANSFER_FAILED
+from diag.core.metric_prefix import metric
 from diag.knowledge.signals.expressions import (
-    FULLEST_MEMBER,
-    PREFIX_CACHE_HITS,
-    any_of,
-    cache_config_has,
+    declared,
     labelled,
-    parts,
-    signal,
-    times_the_capacity,
-    usage,
-    within,
 )
-from diag.knowledge.signals.load import ENOUGH
 
 KV_ERRORS = f'diag_vllm_log_events_total{{event=~"{KV_TRANSFER_FAILED}|{KV_BLOCKS_EXPIRED}|{KV_LOAD_FAILED}"}}'
-KV_FETCHES = 'vllm:num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}'
+KV_FETCHES = metric('num_requests_kv_fetch_by_stage{stage=~"waiting_to_start|in_progress"}')
 OFFLOADING = (
     "kv_offload_store_bytes|simple_kv_offload_save_outcomes|mooncake_store_operation_keys|umbp_transfer_submitted"
     "|hf3fs_num_failed_save"
@@ -52,7 +44,7 @@ DROPPED_STORES = {
 
 def _increases(label: str, counters: Mapping[str, str]) -> str:
     """Return the increases of counters, each with its key as the value of a label."""
-    return labelled(label, {key: f"increase(vllm:{name}[$window])" for key, name in counters.items()})
+    return labelled(label, {key: f"increase({metric(name)}[$window])" for key, name in counters.items()})
 
 
 LARGEST_KERNEL_BLOCK = 256
@@ -63,15 +55,8 @@ FLAT = 0.95
 """Share of the sequence cap from which on the number of running requests is a flat line at it."""
 
 
-PARTS = parts(
+PARTS, SIGNALS = declared(
     vars(),
-    f"""
-    # The KV cache that a prompt takes for itself: the whole prompt, unless prompts share prefixes. Then it is the cache
-    # that a running request holds, minus half of an output, its mean progress.
-    prefix_cache_hits: tokens = sum by ($by) (increase({PREFIX_CACHE_HITS[0]}[$window]))
-    prefix_cache_hits_of_any_release: tokens =
-        $prefix_cache_hits or sum by ($by) (increase({PREFIX_CACHE_HITS[1]}[$window]))
-    """,
     *(
         f"""
     # failures and expired leases: only a prefill instance sees that KV blocks expire, and it counts no transfer; each
@@ -91,170 +76,7 @@ PARTS = parts(
     ),
 )
 
-kv_cache_usage_peak = signal(
-    "KV cache usage (peak): share = " + usage("max_over_time({}[$window])"),
-    "KV cache usage peaks at {value}",
-    window_scaling="peak",
-    group=FULLEST_MEMBER,
-)
-kv_cache_usage_median = signal(
-    "KV cache usage (median): share = " + usage("quantile_over_time(0.5, {}[$window])"),
-    "median KV cache usage is {value}",
-)
-preemptions_per_request = signal(
-    # fewer than three preemptions are no rate: among ten requests they are chance, among a few they may be a habit
-    "preemptions / finished request: ratio = $preemptions * ($preemptions >= bool 3) / clamp_min($finished_requests, 1)"
-    f" and ($preemptions <= 0 or $preemptions >= 3 or $finished_requests >= {ENOUGH})",
-    "{value} preemptions per finished request",
-    needs=f"3 preemptions or {ENOUGH} finished requests",
-)
-preempted_again = signal(
-    # the lowest edge is 1: requests that were preempted once cannot be told from those that never were
-    "requests preempted more than once: share ="
-    f" 1 - {within('1', ('vllm:request_num_preemptions',))}"
-    " / (sum by ($by) (increase(vllm:request_num_preemptions_count[$window])) >= 3)",
-    "{value} of the finished requests were preempted, and recomputed, more than once",
-    needs="vLLM 0.30 and 3 finished requests",
-)
 PR_44594 = "https://github.com/vllm-project/vllm/pull/44594"
 PREEMPTION_RATES = reported("0.08 in a healthy run, 2.4 in a cascade, 0.42 once it was fixed", PR_44594)
-preempts = preemptions_per_request.above(0.2, PREEMPTION_RATES)
-hardly_preempts = preemptions_per_request.at_most(0.2, PREEMPTION_RATES)
-requests_that_fit_kv_cache = signal(
-    "requests that fit the KV cache: requests ="
-    " $kv_pool_fill / $tokens_per_request * on (instance) group_left () $config_kv_cache_size_tokens",
-    "requests of the observed mean length that fit the KV cache: {value}",
-)
-requests_to_admit = signal(
-    "requests to admit: requests = ($requests_for_the_load < $requests_with_room) or $requests_with_room",
-    "the observed load needs, and the KV cache holds, {value} requests at a time",
-)
-room_beyond_the_load = signal(
-    "requests with room in the KV cache / requests of the load: ratio ="
-    " $requests_with_room / ($requests_for_the_load > 0)",
-    "the KV cache holds {value} times the requests of the observed load",
-)
-longest_requests_that_fit = signal(
-    "requests that fit the KV cache, the longest where none runs: requests ="
-    " ($requests_wait_while_none_runs + on (instance) group_left () ($contexts_that_fit_kv_cache < 1))"
-    " or ($requests_like_the_running_that_fit and $held_by_the_cap) or $requests_that_fit_the_kv_cache",
-    "requests of the observed mean length (of --max-model-len where none is admitted) that fit the KV cache: {value}",
-    formerly=("requests that fit the KV cache",),
-)
-fitting_share_of_running = signal(
-    "requests that fit the KV cache / running (peak): share ="
-    " ($whole_requests_that_fit_kv_cache / on (instance) group_left () $config_max_num_seqs >= 1)"
-    " or $whole_requests_that_fit_kv_cache / ($requests_running_peak > 0)",
-    "the KV cache holds {value} of the peak number of running requests",
-)
-kv_cache_usage_with_next = signal(
-    "KV cache usage with one more request: share ="
-    " ($kv_cache_usage_median and $held_by_the_cap and $kv_cache_usage_median < 1)"
-    " or ($kv_cache_usage_median + $kv_cache_share_of_next_prompt) or $kv_cache_usage_median",
-    "with one more prompt, KV cache usage would be {value}",
-)
-room_for_another = signal(
-    "room for another request beside the running ones: bool ="
-    " ($kv_cache_usage_with_one_more_request <= bool 0.9) * ($requests_running_peak > bool 0)",
-    "requests run, and another one fits the KV cache: {value}",
-)
-# A preemption frees its blocks at once, so a scrape seldom hits the full KV cache: usage falls by one request.
-kv_cache_usage_peak_with_next = signal(
-    "KV cache usage with one more request (peak): share ="
-    " ($kv_cache_usage_peak + $tokens_per_request / on (instance) group_left () $config_kv_cache_size_tokens)"
-    " or $kv_cache_usage_peak",
-    "with one more request of the observed mean length, KV cache usage would peak at {value}",
-    window_scaling="peak",
-    formerly=("KV cache usage (peak)",),
-)
-prefix_cache_hit_rate = signal(
-    "prefix cache hit rate: share = (($prefix_cache_hits_of_any_release / ($prefix_cache_queries_of_any_release > 0))"
-    ' or (min by ($by) (last_over_time(vllm:cache_config_info{enable_prefix_caching="False"}[$window])) - 1))'
-    f" and $finished_requests >= {ENOUGH}",
-    "prefix cache hit rate: {value}",
-    needs=f"{ENOUGH} finished requests",
-)
-blocks_per_prompt = signal(
-    # the prefixes of a hybrid model are as long as those of others: its large blocks must not hide them
-    "shareable parts / prompt: parts = $mean_prompt_tokens / on (instance) group_left ()"
-    f" ({FINE} + 0 * $coarse_prefix_match_tokens or $prefix_match_tokens)",
-    f"a prompt spans {{value}} parts that could be shared on average: KV blocks, or {FINE} tokens if blocks are larger",
-    needs="3 finished requests",
-    formerly=("KV blocks / prompt",),
-)
-prefix_match_length = signal(
-    "tokens of which each prefix cache hit is a multiple: tokens ="
-    " $prefix_match_tokens + on (instance) group_right () 0 * $mean_prompt_tokens",
-    "each prefix cache hit is a multiple of {value} tokens",
-    needs="3 finished requests",
-)
-whole_blocks_per_prompt = signal(
-    "whole KV blocks / prompt: blocks = $mean_prompt_tokens / on (instance) group_left () $prefix_match_tokens",
-    "a prompt spans {value} KV blocks on average; only whole blocks can be shared",
-    needs="3 finished requests",
-)
-stores_mamba_states = signal(
-    "Mamba states in the prefix cache: bool = " + cache_config_has("mamba_cache_mode", "align"),
-    "the prefix cache stores Mamba states at the ends of blocks: {value}",
-)
-prompt_share_from_connector = signal(
-    "prompt tokens from a KV connector: share = $prompt_tokens_from_connector / ($prompt_tokens > 0)",
-    "a KV connector provides the KV cache of {value} of the prompt tokens",
-)
-replicas_that_hold_all = signal(
-    "replicas whose KV caches hold the load: replicas = "
-    + times_the_capacity("$requests_in_flight_peak / ($requests_that_fit_the_kv_cache > 0)")
-    + " * $servers_with_the_same_model",
-    "{value} servers like this one hold the load of all of them",
-)
-headroom_of_one_answer = signal(
-    # the growth of all running requests together until one of them finishes and frees its blocks
-    "mean output length / KV cache size: share ="
-    " $mean_output_tokens / on (instance) group_left () $config_kv_cache_size_tokens",
-    "the running requests grow by {value} of the KV cache until one of them finishes",
-)
-
-# -- KV connectors -----------------------------------------------------------------------------------------------------
-
-kv_transfers_lost = signal(
-    "KV transfers that fail or expire / transfers and requests: share = "
-    + any_of(stuck="$all_wait_for_kv", lost="$kv_transfers_lost_share"),
-    "KV transfers fail, expire or never end: {value} of them",
-)
-error_share = signal(
-    "requests that ended in an error: share ="
-    ' sum by ($by) (increase(vllm:request_success_total{finished_reason="error"}[$window])) / ($finished_requests > 0)',
-    "{value} of the finished requests ended in an internal error",
-)
-read_after_expiry = signal(
-    "KV blocks read after they had expired: transfers ="
-    " sum by ($by) (increase(vllm:nixl_num_notifications_after_expiry_total[$window]))",
-    "transfers that ended after their KV blocks had been freed, so that other data may have been read: {value}",
-    window_scaling="peak",
-)
-kv_blocks_stored = signal(
-    "KV blocks are stored: bool = $kv_blocks_stored or $no_kv_connector",
-    "KV blocks are stored outside the GPU: {value}",
-)
-failed_offloads = signal(
-    "KV offload operations that fail / operations and requests: share = "
-    + any_of(jobs="$failed_job_share", keys="$failed_key_share")
-    + " or $no_kv_connector or 0 * $nixl_transfers or 0 * $mooncake_transfers",
-    "operations of KV offloading fail: {value} of them",
-    culprit_promql=f"({_increases('offload', FAILED_OFFLOADS)}) >= {FEW}",
-    culprit_label="{offload}",
-)
-dropped_stores = signal(
-    "stores to the offloaded KV cache left out / finished request: ratio ="
-    f" $dropped_stores / ($finished_requests >= {FEW})",
-    "stores that vLLM left out for every finished request: {value}",
-    culprit_promql=f"({_increases('why', DROPPED_STORES)}) >= {FEW}",
-    culprit_label="{why}",
-)
-external_hit_rate = signal(
-    # a prefix is looked for outside only once the GPU's own cache has evicted it, so that has to be filled twice first
-    "hit rate of the offloaded KV cache: share ="
-    " $external_cache_hits / ($external_cache_queries > 0 and $external_cache_hits > 0)"
-    " or 0 * ($external_cache_queries > on (instance) group_left () $kv_cache_turnover)",
-    "since the start, {value} of the prompt tokens that the GPU did not have were found in the offloaded KV cache",
-)
+preempts = SIGNALS["preemptions_per_request"].above(0.2, PREEMPTION_RATES)
+hardly_preempts = SIGNALS["preemptions_per_request"].at_most(0.2, PREEMPTION_RATES)

@@ -5,7 +5,7 @@ The metrics are described in docs/metrics.md. If a whole family is missing, its 
 
 from diag.core import log_events as events
 from diag.core.incident import Condition, Signal, judged
-from diag.knowledge.signals.expressions import parts, setting_value, signal
+from diag.knowledge.signals.expressions import declared, setting_value
 
 EVENT_TIME = "diag_vllm_log_event_last_timestamp_seconds"
 CLAIM_TIME = "diag_vllm_log_claim_timestamp_seconds"
@@ -56,38 +56,13 @@ def recently(name: str) -> str:
     )
 
 
-PARTS = parts(
+PARTS, SIGNALS = declared(
     vars(),
     *(f"time_of_{event.name}: unix time = {event_time(event.name)}" for event in events.LOG_EVENTS),
     f"""
     time_of_out_of_memory: unix time = {event_time(*events.OUT_OF_MEMORY)}
     """,
     *(f"{name}_since_start: bool = {since_start(name)}" for name in SINCE_START),
-)
-
-quoted_error = signal(
-    "error quoted from the log: lines = $log_errors",
-    "log lines with the reason for the server's failure: {value}",
-    culprit_promql=f"last_over_time({LOG_ERROR}[$window])",
-    culprit_label="{text}",
-)
-waits_for_recovery = signal(
-    f"engine waits for recovery: bool = ${events.FAULT_HELD}_since_start"
-    f" * ($time_of_{events.FAULT_HELD} > bool $time_of_{events.FAULT_OVER})",
-    "the log reports a fault, and no recovery since: {value}",
-)
-fault_time = signal(
-    f"time of the last fault: unix time = $time_of_{events.FAULT_HELD}", "the engine's loop ended at {value}"
-)
-stack_dumped = signal(
-    "process dumped by the watchdog: PID ="
-    " $engine_seen + on (instance) group_left () $dumped_process by (instance) or $engine_seen",
-    "PID whose stack vLLM's watchdog dumped, because it made no progress (0: none): {value}",
-)
-not_quoted = signal(
-    "no error quoted from the log: bool ="
-    f" 1 - clamp_max($log_errors, 1) or 0 * max by ($by) (last_over_time({EVENT_TIME}[$window])) + 1",
-    "the log contains no reason for the server's failure: {value}",
 )
 
 
@@ -109,16 +84,6 @@ def given(flag: str) -> Condition:
     )
 
 
-# -- out of memory ----------------------------------------------------------------------------------------------------
-
-out_of_memory = signal(
-    "out-of-memory error in the log: bool = " + recently("out_of_memory"),
-    "the log reports an out-of-memory error: {value}",
-    culprit_promql=f'last_over_time({EVENT_TIME}{{event=~"{"|".join(events.OUT_OF_MEMORY)}"}}[$window]) > 0',
-    culprit_label="{event}",
-)
-
-
 def logged(event: str) -> Signal:
     words = event.replace("_", " ")
     return Signal(
@@ -128,31 +93,3 @@ def logged(event: str) -> Signal:
         "bool",
         formerly=(f"{event} in the log",) if "_" in event else (),
     )
-
-
-utilization_that_fits = signal(
-    f"GPU memory free at start: share = {log_value(events.FREE_MEMORY_BELOW_REQUESTED, 'free_gibibytes')}"
-    f" / ({log_value(events.FREE_MEMORY_BELOW_REQUESTED, 'total_gibibytes')} > 0) >= {LEAST_SHARE}",
-    "{value} of the GPU's memory was free at start",
-)
-context_that_fits = signal(
-    "longest context that fits the KV cache: tokens ="
-    f" {log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'estimated_max_model_len')}"
-    f" or floor({log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'max_model_len')}"
-    f" * {log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'available_gibibytes')}"
-    f" / ({log_value(events.MAX_MODEL_LEN_EXCEEDS_KV_CACHE, 'needed_gibibytes')} > 0) / 16) * 16",
-    "a context of {value} tokens fits the KV cache",
-)
-utilization_with_room = signal(
-    "GPU memory share with room for the failed allocation: share ="
-    f" $config_gpu_memory_utilization - clamp_min({log_value(events.CUDA_OUT_OF_MEMORY, 'wanted_gibibytes')}"
-    f" - {log_value(events.CUDA_OUT_OF_MEMORY, 'free_gibibytes')}, 0)"
-    f" / ({log_value(events.CUDA_OUT_OF_MEMORY, 'total_gibibytes')} > 0) - 0.005 >= {LEAST_SHARE}",
-    "a --gpu-memory-utilization of {value} leaves room for the failed allocation",
-)
-
-half_of_default_capture_size = signal(
-    # vLLM captures up to the smaller of 2 x --max-num-seqs and 512
-    "half of the largest CUDA graph captured by default: tokens = clamp_max($config_max_num_seqs, 256)",
-    "half of the largest CUDA graph captured by default is {value} tokens",
-)

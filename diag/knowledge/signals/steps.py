@@ -10,17 +10,13 @@ blocks count as a whole.
 from diag.core.contract import STALL_BUCKETS
 from diag.core.incident import reported
 from diag.knowledge.signals.expressions import (
-    ANY_MEMBER,
     ITL,
-    any_of,
-    parts,
-    signal,
+    declared,
     within,
 )
 
 PAUSE_EDGES = (*STALL_BUCKETS, 80)
 """Edges of the histogram of inter-token latencies, in seconds."""
-MEDIAN = "histogram_quantile(0.5, sum by ($by, le) (increase({}_bucket[$window])))"
 _PUBLIC = (
     "https://github.com/NVIDIA/TensorRT-LLM/blob/138f96d45f90b9667426f7c47297d8c06bafac73/docs/source/performance.md"
 )
@@ -47,12 +43,8 @@ def _known(metric: str, part: str = "") -> str:
     return f"max by (instance) (last_over_time({metric}{matchers}[$window]))"
 
 
-PARTS = parts(
+PARTS, SIGNALS = declared(
     vars(),
-    f"""
-    prefills_within_freeze_seconds: requests = {within("$freeze_seconds", ("vllm:request_prefill_time_seconds",))}
-    prompts_within_500_tokens: requests = {within("500", ("vllm:request_prompt_tokens",))}
-    """,
     *(
         f"""
     itl_within_{_name(above)}: tokens = {within(f"{above:g}", ITL)}
@@ -79,107 +71,5 @@ PARTS = parts(
     ),
 )
 
-paused_share = signal(
-    "decode time in stream pauses: share = clamp_max($paused_time / ($itl_sum > 0), 1)",
-    "{value} of decode time is spent in inter-token latencies above the stream pause threshold",
-)
-stream_pauses_per_request = signal(
-    "stream pauses / finished request: ratio = $stream_pauses / ($finished_requests >= 3)",
-    "{value} stream pauses (inter-token latency above the stream pause threshold) per finished request",
-)
-typical_decode_share = signal(
-    # if each step prefills many tokens, the typical latency is that of a prefill
-    "decode time at typical ITL: share ="
-    " $itl_median * $itl_count / ($itl_sum > 0) * ($tokens_prefilled_per_step < bool 500)",
-    "{value} of decode time is spent at a typical inter-token latency that is not that of prefills",
-)
-prefilled_per_step = signal(
-    "prompt tokens prefilled per step: tokens = $tokens_prefilled_per_step",
-    "a step prefills {value} prompt tokens on average",
-    context=True,
-)
-long_prefills = signal(
-    "prefills over freeze_seconds: requests = $prefills - $prefills_within_freeze_seconds",
-    "prefills that took longer than the stream pause threshold: {value}",
-    window_scaling="peak",
-)
-long_prompts = signal(
-    "prompts over 500 tokens: requests = $prompts - $prompts_within_500_tokens",
-    "prefilled prompts of more than 500 tokens: {value}",
-    window_scaling="peak",
-)
-prefills_in_pauses = signal(
-    "long prefills, done or in progress: requests ="
-    " ($long_prefills_done > 0) or ($long_prefills_begun > 0) or ($long_prefills_done + $long_prefill_in_progress)",
-    "prefills that took longer than the stream pause threshold, or whose prompt still takes KV cache: {value}",
-    window_scaling="peak",
-    formerly=("prefills over freeze_seconds",),
-)
-stream_pauses_unexplained = signal(
-    "stream pauses over 40 s without a prefill: pauses = $pauses_over_40_s * (1 - $prompts_account_for_pauses)",
-    "inter-token latencies above 40 s for which no long prefill accounts: {value}",
-    window_scaling="peak",
-    formerly=("stream pauses over 40 s",),
-)
-prompt_lengths_spread = signal(
-    "prompt length p95 / p50: ratio ="
-    " histogram_quantile(0.95, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window])))"
-    " / (histogram_quantile(0.5, sum by ($by, le) (increase(vllm:request_prompt_tokens_bucket[$window]))) > 0)",
-    "the 95th percentile of prompt lengths is {value} times the median",
-)
-tokens_prefilled_within_pause = signal(
-    # a margin of 60 %: prefill slows down as the context grows
-    "tokens prefilled in 60 % of the stream pause threshold: tokens = 0.6 * $freeze_seconds * $prefill_rate",
-    "{value} prompt tokens are prefilled in 60 % of the stream pause threshold",
-)
-tokens_of_one_prompt_within_pause = signal(
-    # concurrent prefills share the tokens of a step
-    "tokens of one prompt in 60 % of the stream pause threshold: tokens ="
-    f" ${tokens_prefilled_within_pause.id} / (1 + $prefills_at_a_time)",
-    "{value} tokens of each concurrent prompt are prefilled in 60 % of the stream pause threshold",
-)
-threshold_share_of_step = signal(
-    # 256 is the lowest proposed value; if the token budget is unknown, the fix is not ruled out
-    "proposed threshold / --max-num-batched-tokens: share ="
-    f" clamp_min(${tokens_of_one_prompt_within_pause.id}, 256) / on (instance) group_left ()"
-    f" $config_max_num_batched_tokens or 0 * ${tokens_of_one_prompt_within_pause.id}",
-    "the proposed threshold is {value} of a step's token budget",
-)
-bandwidth_share = signal(
-    "memory bandwidth / peak (MBU): share = max by ($by) (($bytes_moved_by_vllms_estimate > 0 or $bytes_read_rate)"
-    " / on (instance) group_left () $memory_bandwidth)",
-    "weights and KV cache are read at {value} of the GPU's memory bandwidth",
-    group=ANY_MEMBER,
-)
-compute_share = signal(
-    "FLOPs / peak (MFU): share = max by ($by) ($flops_rate / on (instance) group_left () $flops_peak)",
-    "the GPU computes {value} of the FLOPs of its data sheet",
-    group=ANY_MEMBER,
-)
-nvlink_share = signal(
-    "all-reduces / NVLink bandwidth: share ="
-    " max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $nvlink_bandwidth)",
-    "the all-reduces of tensor parallelism need {value} of the NVLink bandwidth",
-    group=ANY_MEMBER,
-)
-all_reduce_share = signal(
-    "all-reduces / PCIe bandwidth: share ="
-    " max by ($by) ($all_reduce_bytes_rate / on (instance) group_left () $pcie_bandwidth)",
-    "the all-reduces of tensor parallelism alone need {value} of the PCIe bandwidth",
-    group=ANY_MEMBER,
-)
-links_saturated = signal(
-    "PCIe links saturated: bool = "
-    + any_of(
-        traffic=f"($pcie_traffic_per_link_capacity > bool {FULL_LINK})",
-        waits=f"($all_reduces_per_pcie_bandwidth > bool {MUCH_WAITING})"
-        f" * ($pcie_traffic_per_link_capacity > bool {HALF_FULL_LINK})",
-    ),
-    "the PCIe links are full, or the ranks wait for them for much of each step: {value}",
-)
-batch = signal(
-    "tokens decoded in a step: tokens = max by ($by) ($batch_size)",
-    "tokens decoded in a step: {value}",
-)
 
-NEAR_BANDWIDTH, NEAR_COMPUTE = (share.at_least(FULL, REACHED) for share in (bandwidth_share, compute_share))
+NEAR_BANDWIDTH, NEAR_COMPUTE = (SIGNALS[name].at_least(FULL, REACHED) for name in ("bandwidth_share", "compute_share"))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import Unreachable
 from diag.core.formatting import listed, plural, printable
 from diag.core.metric_families import Collected, Collector
-from diag.core.metric_prefix import named_as_ours
+from diag.core.metric_prefix import OWN, named_as_ours
 from diag.exporter.vllm_page import is_ours
 from diag.http.address import PAGE, Address, Credentials
 from diag.http.client import run_in_thread
@@ -315,7 +315,8 @@ def _metrics_port(api: Api, namespace: str, candidate: Candidate) -> int:
                 raise
             refused = error
             continue
-        if response.status == 200 and (is_ours(response.body) or b"\nvllm:" in named_as_ours(response.body)[0]):
+        renamed = f"\n{OWN}".encode() in named_as_ours(response.body)[0]
+        if response.status == 200 and (is_ours(response.body) or renamed):
             return port
         if response.status in (401, 403):
             raise api.client.refusal(response.status)

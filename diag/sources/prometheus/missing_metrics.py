@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from diag.core.incident import seconds
+from diag.core.metric_prefix import CACHE_INFO
 from diag.core.subjects import label_value
 from diag.knowledge.containers import ASIDE, RECORDING_RULES, RESTARTS, WORKING_SET, joined, of_pods, servers
 from diag.sources.prometheus.scope import any_of
@@ -25,7 +26,6 @@ SET_ASIDE = of_pods(f"group({RESTARTS})", kube=f'{ASIDE}pod!=""')
 SHORTEST = 120
 """Seconds: cAdvisor measures every 10 - 30 s, and its counters move in jumps over shorter windows."""
 MOST_STEPS = 240
-INFO = "vllm:cache_config_info"
 MOST_VALUES = 20
 """Distinct values of one flag in a fleet; further ones stay unknown."""
 Flags = Mapping[str, Mapping[float, list[str]]]
@@ -79,7 +79,7 @@ class Containers(NamedTuple):
 
 
 def read_page_flags(infos: Iterable[Mapping[str, str]]) -> Flags:
-    """Read the flags in the labels of INFO, which has one series for each engine of an instance."""
+    """Read the flags in the labels of CACHE_INFO, which has one series for each engine of an instance."""
     pages: dict[str, list[Mapping[str, str]]] = defaultdict(list)
     for info in infos:
         pages[label_value(info, "instance")].append(info)
@@ -97,7 +97,7 @@ def with_page_flags(promql: str, flags: Flags) -> str:
         parts = [selector[0]]
         for value, instances in list(flags.get(selector[1], {}).items())[:MOST_VALUES]:
             matcher = any_of("instance", [re.escape(instance) for instance in instances])
-            parts.append(f"{value!r} * max by (instance) (last_over_time({INFO}{{{matcher}}}[{selector[2]}]))")
+            parts.append(f"{value!r} * max by (instance) (last_over_time({CACHE_INFO}{{{matcher}}}[{selector[2]}]))")
         return f"({' or '.join(parts)})" if len(parts) > 1 else selector[0]
 
     return _CONFIG_SELECTOR.sub(alternatives, promql)

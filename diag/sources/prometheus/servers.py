@@ -12,7 +12,7 @@ from diag.core.contract import Contract
 from diag.core.errors import BadUsage, NotAnswered, Unreachable
 from diag.core.formatting import listed, moment, printable
 from diag.core.incident import Incident, regroup, seconds
-from diag.core.metric_prefix import OWN, with_prefix
+from diag.core.metric_prefix import CACHE_INFO, OWN, with_prefix
 from diag.core.subjects import Floats, Instants, Subject, label_value
 from diag.http.prometheus_api import Refused, Unusable
 from diag.knowledge.formulas import INTERVAL, generation_series, rule_set
@@ -30,7 +30,6 @@ from diag.sources.prometheus.client import (
 )
 from diag.sources.prometheus.missing_metrics import (
     ANY,
-    INFO,
     OURS,
     SET_ASIDE,
     Containers,
@@ -311,7 +310,7 @@ class PrometheusSource:
         try:
             published = self._last_labels(f"count by (instance) ({CONFIG})")
             prefixes = by_prefix(self.members)
-            infos = [info for prefix in prefixes for info in self._last_labels(with_prefix(INFO, prefix))]
+            infos = [info for prefix in prefixes for info in self._last_labels(with_prefix(CACHE_INFO, prefix))]
         except (Refused, Unusable):
             return {}
         published_by = {label_value(labels, "instance") for labels in published}

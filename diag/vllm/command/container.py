@@ -10,6 +10,8 @@ from diag.vllm.command.shell import default
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _OTHER_CHIPS = {"aws.amazon.com/neuroncore", "aws.amazon.com/neuron", "google.com/tpu"}
+_GIVING_GPUS = {"runtimeClassName", "resourceClaims", "schedulerName", "accelerator"}
+"""Keys of a pod's spec by which it may have a GPU that no container asks for."""
 _GRACE_SECONDS = 30.0
 """The default of Kubernetes for terminationGracePeriodSeconds."""
 _PERIOD, _FAILURES = 10.0, 3.0
@@ -79,10 +81,13 @@ def read_pod(
     spec: Mapping[str, Any], container: Mapping[str, Any], metrics: Sequence[str], is_whole: bool
 ) -> Container:
     """Read a pod's spec and one of its containers."""
-    limits = inner(container, "resources", "limits")
-    requests = inner(container, "resources", "requests")
+    asked = inner(container, "resources")
+    limits, requests = inner(asked, "limits"), inner(asked, "requests")
     counts = ((name, _number(limits.get(name, requests.get(name)))) for name in _GPUS)
     by, gpus = next(((name, count) for name, count in counts if count is not None), ("", None))
+    is_stated = bool({**limits, **requests}) and is_whole and not (spec.keys() & _GIVING_GPUS or "claims" in asked)
+    if gpus is None and is_stated and not any("/" in name for name in (*limits, *requests)):
+        gpus = 0  # no device, and no other way to one
     grace = _number(spec.get("terminationGracePeriodSeconds"))
     hook = inner(container, "lifecycle", "preStop")
     command = inner(hook, "exec").get("command")

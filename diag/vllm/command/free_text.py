@@ -22,12 +22,8 @@ _SECRET = re.compile(
     r"|密[码碼钥鑰]|口令|パスワード|비밀번호)"
     r"|(?:.*[-_.])?(?:pass|passe|pat|o?auth|sig|session|sid|bearer|otp|dsn|pw))\d*(?:[-_.].*)?"
 )
-_HARMLESS = (
-    *("_threshold", "_token_id", "_token_ids", "_token_index", "_adapter_token", "_per_token", "_output_token"),
-    *("eos_token", "bos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token", "special_token"),
-    *("token_type_ids", "pass_config", "key_value_heads"),
-)
-"""Ends of names that are no secret's: the token is a piece of text, the pass one of the compiler."""
+_DATA = tomllib.loads((Path(__file__).parent / "secret_forms.toml").read_text(encoding="utf-8"))
+_HARMLESS = tuple(_DATA["harmless_ends"])
 _MOST_NAME = 100
 _PHRASES = re.compile(r"(?i).*(?:authorization|cookie|passw|passphrase|passcode|pwd)")
 """Names of values that may have spaces in them."""
@@ -132,8 +128,7 @@ def _common_head(before: str, line: str) -> str:
 @cache
 def _forms() -> list[re.Pattern[str]]:
     """Return the expressions of secret_forms.toml, each with a group `value`."""
-    text = (Path(__file__).parent / "secret_forms.toml").read_text(encoding="utf-8")
-    return [re.compile(form["text"], re.DOTALL) for form in tomllib.loads(text)["form"]]
+    return [re.compile(form["text"], re.DOTALL) for form in _DATA["form"]]
 
 
 @lru_cache(maxsize=4096)
@@ -316,24 +311,8 @@ _PARTS = re.compile(r"[A-Za-z0-9]{6,}")
 _HASH = re.compile(r"[0-9a-f]+|[0-9A-F]+")
 _MANGLED = re.compile(r"((?<!\w)_Z\w+)")
 """Names of C++ functions as a linker has them."""
-_RARE = (
-    *("954497595963439593436777696", "365637884593773694463989585", "396738835944782794635899696"),
-    *("476526683995774795465779794", "474355687984537562348675797", "486643892994773694554989695"),
-    *("486728544995645693464789886", "277728983986673894645989697", "554556599984424595439596959"),
-    *("396727974957883697482778796", "475615583994756686365659797", "387527883983673698555899498"),
-    *("257628993985573398565999798", "484335384966764698436699897", "664486696964425493544657998"),
-    *("386737864973883493545889596", "777789999995957866580969997", "385527693966563694446689598"),
-    *("584727743976775487424879697", "385627943996674694455879597", "545646695994436493438999993"),
-    *("276917793995585797789899996", "276637843996843794468878997", "564645874996586397638886592"),
-    *("665645774995435295337768776", "487817983997674797778989676", "555455899998787899789893991"),
-)
-"""For each letter, and for any digit last, the bits of information in each of them as the next character.
-
-Counted in the words of Python's standard library and of this repository, at most 9. An ordinary word has 3 bits per
-character on average, a random one 6.3.
-"""
 _SYMBOLS = ascii_lowercase + "0"
-_BITS = {a + b: int(row[at]) for a, row in zip(_SYMBOLS, _RARE, strict=True) for at, b in enumerate(_SYMBOLS)}
+_BITS = {a + b: int(row[at]) for a, row in zip(_SYMBOLS, _DATA["rare"], strict=True) for at, b in enumerate(_SYMBOLS)}
 _ANY_DIGIT = str.maketrans(digits, "0" * 10)
 _RANDOM_BITS, _FEWEST_PAIRS = 4.75, 12
 

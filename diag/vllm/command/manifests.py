@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import parse_yaml
-from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
+from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.shell import filled_templates
+from diag.vllm.flags.registry import known
 
 _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
@@ -22,7 +23,8 @@ _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
-    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*(?:exec[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
+    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*"
+    r"(?:(?:exec|nohup|(?:uv|poetry|pixi) run)[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
     r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]",
     re.MULTILINE,
 )
@@ -192,7 +194,11 @@ class _Reader(NamedTuple):
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
         if vllm_image != node.get("image") and not program and not words:
-            return  # the values of a chart whose templates are not known
+            # the values of a chart whose templates are not known: keys called as flags are flags
+            keys = {key: value for key, value in node.items() if isinstance(key, str) and flag(key) in known()}
+            if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
+                return
+            words, is_whole = [*command_line(keys, self.version), *split(node.get("extraArgs"))], False
         is_patch = is_pod and bool(program or words)  # the image is set by another file
         if not vllm_image and not is_patch and "build" not in node:
             return
@@ -529,7 +535,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
         error = failure
     whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if why := template(whole):
-        raise BadUsage(f"{name}: {why}")
+        error = BadUsage(f"{name}: {why}")
     documents = []
     for part in _DOCUMENT.split(whole)[:_MOST_DOCUMENTS]:
         with suppress(BadUsage):

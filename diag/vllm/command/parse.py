@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
-from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
+from diag.vllm.command.command import (
+    NOTATIONS,
+    Command,
+    from_file,
+    is_dropped,
+    is_server,
+    options,
+    read_config_file,
+)
 from diag.vllm.command.container import Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
@@ -22,6 +30,7 @@ from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
 _IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_OTHER_IMAGE = re.compile(r"[\w.-]+(?:/[\w-][\w.-]*)+(?::[\w.-]+)?")
 _CONTAINERS = re.compile(
     r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
 )
@@ -58,9 +67,12 @@ def image(words: Sequence[str]) -> Image:
         before, named = words[at - 1], words[at].removeprefix("--image=")
         is_option = before == "--image" or named != words[at]
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
-        if not (is_option if by_option else not is_value) or not _IMAGE.fullmatch(named):
+        if not (is_option if by_option else not is_value):
             continue
-
+        if not _IMAGE.fullmatch(named):
+            if not by_option and _OTHER_IMAGE.fullmatch(named):
+                return Image()
+            continue
         entry = at + 1
         if by_option:
             entry = words.index("--") + 1 if "--" in words else len(words)
@@ -70,7 +82,10 @@ def image(words: Sequence[str]) -> Image:
             if option.partition("=")[0] == "--entrypoint"
         ]
         serves = words[entry : entry + 1] == ["serve"]
-        first, then = [*words[entry : entry + 2], "", ""][:2]
+        first, then, module = [*words[entry : entry + 3], "", "", ""][:3]
+        is_own = Path(named.partition(":")[0]).name == "vllm-openai" and not programs and not by_option
+        if is_own and then == "-m" and is_server(module):  # words for the image's own entry point, which refuses them
+            return Image(named, entry + 3, entry)
         if _PROGRAM_WORD.fullmatch(first) or (then == "serve" and not _PROGRAM.fullmatch(Path(first).name)):
             return Image(named)  # as `dynamo serve ...`
         is_idle = not (words[entry:] or programs or by_option or "vllm-openai" in named)  # what it starts is unknown
@@ -99,6 +114,7 @@ _MOST_DOCUMENTS = 20
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
+_HELD = re.compile(r"(?:exec|nohup)?\s*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
 _BY_NAME = re.compile(r"(?<=vllm==)\$?\{+(\w{1,60})\}+|(?<=vllm-openai:v)\$?\{+(\w{1,60})\}+")
@@ -190,9 +206,13 @@ def _content(name: str) -> bytes | None:
 def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
     documents = manifests.parse(content, printable(str(file)))
-    launches = tuple(manifests.containers(documents, version))
+    launches, text = tuple(manifests.containers(documents, version)), content.decode("utf-8", "replace")
+    if launches and manifests.template(text):  # its values add words to the command and keys to the container
+        boxes = (one.container and one.container._replace(is_whole=False, shared_memory=None) for one in launches)
+        pairs = zip(launches, boxes, strict=True)
+        launches = tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in pairs)
     if launches:
-        return _commands(launches, version, folder, content.decode("utf-8", "replace"))
+        return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
     if manifests.is_manifest(documents) or (flags and (not any(flags) or sum(flags) < len(flags) / 2)):
@@ -345,6 +365,9 @@ def _parse_shell(
         if step.path and at not in servers and _serve_end(step.words) is not None and len(servers) < _MOST_SERVERS:
             run({**dict.fromkeys(taken, -1), **dict(step.path)})
     if not servers:
+        held = [value for step in steps for value in _assignments(step.words).values() if _HELD.match(value)]
+        if held:  # CMD="vllm serve m"; start "$CMD"
+            return _parse_shell("\n".join(held[:_MOST_SERVERS]), version, folder)
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
@@ -383,13 +406,16 @@ def _run(
     """Yield the servers that commands of a script start, each with the number of its command."""
     commands: list[tuple[int, list[str]]] = []
     arrays: dict[str, list[str]] = {}
+    launched: dict[str, list[str]] = {}  # arrays that are a server's command
     for at, (name, words, *_) in steps:
-        filled = [part for word in words for part in arrays.get(word, [word])]
-        if name and _serve_end(words) is None:
-            use = f"${{{name.removesuffix('+')}[@]}}"
+        filled, use = [part for word in words for part in arrays.get(word, [word])], f"${{{name.removesuffix('+')}[@]}}"
+        if name.endswith("+") and use in launched:
+            launched[use] += filled[: _MOST_WORDS - len(launched[use])]
+        elif name and _serve_end(words) is None:
             arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
         elif filled and not _MENTIONS.fullmatch(filled[0]):  # an array may be a command itself
             commands.append((at, filled))
+            launched |= {use: filled} if name else {}
 
     environment, plain = {**variables}, dict(_plain(variables))
     exported: dict[str, str] = {}
@@ -459,7 +485,7 @@ def _find_servers(
     if start is None and is_alone and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
         start = 0  # nothing but vLLM's own flags
     start = contained.arguments if start is None else start
-    if start is not None:
+    if start is not None and not any(re.match(r"(--help|-h)(=|$)", word) for word in words[start:]):
         assigned = _assignments(words[:start])
         server = _command(words, start, {**environment, **assigned}, folder, version)
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
@@ -484,7 +510,8 @@ def _serve_end(words: Sequence[str]) -> int | None:
         after = words[at + 1] if at + 1 < len(words) else ""
         if after == "serve" and _PROGRAM.fullmatch(Path(word).name):
             return at + 2
-        if is_server(word) and (after == "serve" or not word.endswith(".cli.main")):
+        is_named = is_server(word) and words[at - 1] not in ("import", "from")
+        if is_named and (after == "serve" or not word.endswith(".cli.main")):
             return at + 2 if after == "serve" else at + 1
     return None
 
@@ -542,4 +569,5 @@ def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 def _expand(word: str, plain: Mapping[str, str]) -> str:
     filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda name: plain.get(name[1] or name[2], name[0]), word)
-    return word if filled == word else filled  # an unchanged Bare stays one
+    # an unchanged Bare stays one; what is empty here is set in a branch, or by the script's own arguments
+    return word if filled in (word, "") else filled

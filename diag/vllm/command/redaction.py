@@ -16,21 +16,21 @@ from diag.vllm.command.free_text import hidden, is_secret
 from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, default, placeholder
 from diag.vllm.flags.registry import known, understood
 
-_CONTENT = json.loads((Path(__file__).parent / "harmless.json").read_text(encoding="utf-8"))
+CONTENT = json.loads((Path(__file__).parent / "harmless.json").read_text(encoding="utf-8"))
 
-FLAGS = frozenset[str](_CONTENT["flags"])
+FLAGS = frozenset[str](CONTENT["flags"])
 """Flags of vLLM that take a name, a folder, a host or a URL; of others only numbers, switches and choices are shown.
 
 Left out, since they hold secrets or anything at all: --api-key, --hf-token, --ssl-*, --additional-config,
 --model-loader-extra-config and their like.
 """
-VARIABLES = frozenset[str](_CONTENT["variables"])
+VARIABLES = frozenset[str](CONTENT["variables"])
 """Whole names from vLLM's envs.py of the known releases, and the documentation of NCCL, RCCL, CUDA, PyTorch, OpenMP,
 UCX, Triton and Hugging Face. Left out: keys, tokens, URLs, and texts that people make up.
 """
-KEYS = frozenset[str](_CONTENT["keys"])
+KEYS = frozenset[str](CONTENT["keys"])
 """Keys of the JSON objects that flags take: the fields of vllm/config, rope scaling, generation and media."""
-NAMED_KEYS = frozenset[str](_CONTENT["named_keys"])
+NAMED_KEYS = frozenset[str](CONTENT["named_keys"])
 """Keys whose value is a name or a folder; of the others only numbers and switches are shown."""
 
 

@@ -15,15 +15,17 @@ from diag.core.errors import BadUsage
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 _BLOCK = re.compile(
-    r"[ \t]*(?:\{\{-?[ \t]*(?:[#/]|(?P<other>else\b))[^\n]*\}\}|\{%-?[ \t]*(?P<another>el)?[^\n]*%\})[ \t]*"
+    r"[ \t]*(?:\{\{-?[ \t]*(?:[#/]|(?:if|end|with|range|define)\b|(?P<other>else\b)"
+    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}|\{%-?[ \t]*(?P<another>el)?[^\n]*%\})[ \t]*"
 )
-"""A line of a template engine that begins or ends a branch."""
+"""A line of a template engine that begins or ends a branch, or stands for lines of any number."""
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
       | (?P<opening>["`]|\$[({]|[<>]\()
-      | (?P<hole><[A-Za-z](?:[\w ./:-]{0,60}\w)?>(?![>&(\w])|\$?\{\{[^{}]{0,200}\}\}|\{%[^{}]{0,200}%\})
+      | (?P<hole><[A-Za-z](?:[\w ./:-]{0,60}\w)?>(?![>&(\w])|\$?\{\{[^{}]{0,200}\}\}|\{%[^{}]{0,200}%\}
+          |(?<!\S)\[[A-Za-z][\w./-]*(?:[ ][\w./-]+)+\](?!\S))
       | (?P<operator>[&\d]*[<>]+[&|]?|[;&|\n]+|[()])
       | '(?P<single>[^']*)'
       | \\(?P<escaped>.)
@@ -150,7 +152,7 @@ def filled_templates(text: str) -> str:
     lines, is_other = list[str](), False
     for line in text.split("\n"):  # only the first branch of a block; lines keep their numbers
         block = _BLOCK.fullmatch(line)
-        is_other = bool(block["other"] or block["another"]) if block else is_other
+        is_other = bool(block["other"] or block["another"]) if block and not block["same"] else is_other
         lines.append("" if block or is_other else line)
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
 

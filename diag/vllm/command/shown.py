@@ -23,21 +23,8 @@ _PROGRAMS = re.compile(
     r"|docker-compose|apptainer|singularity|kubectl|oc|ssh|pdsh|pssh|srun|tmux|screen|eval|su|watch|(?:ba|z|k|da)?sh"
     r"|uv|poetry|conda|torchrun|run|serve|new-session|--|-"
 )
-_OPTIONS = frozenset(
-    (
-        *("-m", "-c", "-lc", "-ec", "-xc", "-ex", "-p", "-n", "-e", "--env", "--image", "--entrypoint", "--port"),
-        *("--publish", "--gpus", "--ipc", "--shm-size", "--network", "--net", "--runtime", "--restart", "--pid"),
-        *("--cpus", "--cpuset-cpus", "--memory", "--ulimit", "--cpunodebind", "--membind", "--physcpubind"),
-    )
-)
+_OPTIONS, _WORDS = (frozenset(redaction.CONTENT[key]) for key in ("options", "words"))
 """Options of these programs that are shown, each with a value that is a number or one of _WORDS."""
-_WORDS = frozenset(
-    (
-        *("all", "host", "none", "nvidia", "bridge", "private", "always", "never", "no", "on-failure"),
-        *("unless-stopped", "Always", "Never", "OnFailure", "python", "python3", "vllm", "sh", "bash"),
-        *("/bin/sh", "/bin/bash", "memlock=-1", "stack=67108864"),
-    )
-)
 _NUMBERS = re.compile(r"\d[\d.,:-]{0,30}[kmgKMG]?[bB]?")
 
 

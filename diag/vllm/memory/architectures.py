@@ -121,6 +121,15 @@ def encoders() -> Mapping[str, Encoder]:
     return {name: row for row in encoder_tables().encoder for name in row.names}
 
 
+DEEP = "deepstack_visual_indexes"
+"""Layers of an encoder whose output goes to layers of the language part, too."""
+
+
+def is_gated(fields: Mapping[str, Any]) -> bool:
+    """Return True if an encoder's feed-forward part is gated."""
+    return encoders().get(_stem(fields), Encoder()).gated
+
+
 def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: int) -> int:
     """Return the count of an encoder's numbers, with its way to the language part; 0 if it names no layers."""
     kind = encoders().get(_stem(fields) or stem(str(outer.fields.get("model_type", ""))), Encoder())
@@ -165,7 +174,7 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
         "linear": hidden * hidden_of_text,
         "none": 0,
     }
-    connector = ways[kind.connector] * (1 + len(config.list("deepstack_visual_indexes")))
+    connector = ways[kind.connector] * (1 + len(config.list(DEEP)))
     if projector := outer.count("projector_hidden_size"):  # a projector with a width of its own
         ratio = outer.get("downsample_ratio")  # of a side: so many patches are joined to one
         is_joined = isinstance(ratio, int | float) and 1 / _MOST_RATIO < ratio <= 1

@@ -27,6 +27,8 @@ UNEVEN_FROM = 1.5
 """vLLM pads groups to the largest kind of layers if it has less than so many times the layers of the smallest."""
 COMPRESSED_BLOCK, _WINDOW_BLOCK = 256, 64
 """Tokens of a block of compressed entries, and of a block of their window."""
+_PLAIN_FP8 = (10.0, 10.3)
+"""Compute capabilities whose sparse MLA has a cache in fp8 without scales: FlashInfer's (platforms/cuda.py)."""
 _ENTRY, _ALIGNMENT = 584, 576
 """Bytes of an entry in the type fp8_ds_mla, and of the unit that pages are rounded up to."""
 _SCALE = 4
@@ -219,7 +221,8 @@ def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
         entry = (_ENTRY + (mixer.index + _SCALE if mixer.index else 0)) / mixer.ratio if mixer.ratio else 0
         return _ENTRY + entry
     kind = _cache_type(model, setup)
-    if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk"):
+    is_packed = setup.capability not in _PLAIN_FP8 or not setup.since("plain_sparse_fp8")
+    if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk") and is_packed:
         return tables().latent_bytes["fp8_ds_mla"]
     if mixer.kind == "latent" and kind in tables().latent_bytes:
         return tables().latent_bytes[kind]

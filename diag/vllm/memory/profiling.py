@@ -10,7 +10,8 @@ from functools import cache
 from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import GIB, MIB
 from diag.vllm.flags.registry import release
-from diag.vllm.memory.architectures import stem
+from diag.vllm.memory.architectures import DEEP, is_gated, stem
+from diag.vllm.memory.config import Config
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import Setup
 from diag.vllm.memory.usage import ByteRange
@@ -84,8 +85,7 @@ def _logit_bytes(model: Model, setup: Setup) -> tuple[float, float, float, str]:
         return SORTED, SORTED, SORTED, ""
     if not setup.since("flashinfer_by_itself"):
         return 0, SORTED, SORTED, f"vLLM {setup.version} has two engines, and the older one may sample nothing"
-    why = f"vLLM {setup.version} sorts all logits unless FlashInfer is installed"
-    return MASKED, (MASKED + SORTED) / 2, SORTED, why
+    return MASKED, SORTED, SORTED, f"vLLM {setup.version} sorts all logits unless FlashInfer is installed"
 
 
 def activations(model: Model, setup: Setup) -> ByteRange:
@@ -111,14 +111,14 @@ def activations(model: Model, setup: Setup) -> ByteRange:
     low, likely, high, why = _logit_bytes(model, setup)
     in_triton = setup.since("triton_sampler") and likely == MASKED
     rows = _TRITON_ROWS * model.vocabulary * 4 if in_triton else 0
-    encoder = encoder_peak(model, setup)
+    encoder, kept = encoder_peak(model, setup), _encoded(model, setup) + _indexer_workspace(model, setup)
     is_compiled = not setup.eager and (not model.encoders or setup.text_only) and setup.since("compile_peak")
     embedding = model.vocabulary // setup.tensor
     compiled = (embedding + tokens) * hidden * setup.number_bytes if is_compiled else 0
 
     least, most = estimates()["experts" if experts else "forward"]
-    usual = max(forward, states + likely * logits + rows, encoder.central)
-    largest = max(forward * most, states + high * logits + rows, compiled * _COMPILE_ERROR)
+    usual = max(kept + forward, kept + states + likely * logits + rows, encoder.central)
+    largest = kept + max(forward * most, states + high * logits + rows, compiled * _COMPILE_ERROR)
     is_large = tokens >= _LARGE_STEP
     highest = round(largest + encoder.high if is_large else max(largest, encoder.high))
     if compiled > usual:
@@ -127,7 +127,7 @@ def activations(model: Model, setup: Setup) -> ByteRange:
         why = "how many patches the vision encoder is profiled with depends on files that config.json does not have"
         if _has_long_video(model, setup):
             why = f"vLLM {setup.version} profiles a video of {_LONG_VIDEO:,} tokens unless the launch allows no video"
-    lowest = round(max(forward * least, states + low * logits, encoder.low))
+    lowest = round(max(kept + forward * least, kept + states + low * logits, encoder.low))
     why = why or "the peak of a step is estimated from the model's shape"
     return ByteRange(lowest, highest, round(max(usual, compiled)), why=why)
 
@@ -142,24 +142,46 @@ steps of 16,384 (vLLM 0.11.2, B200); in smaller steps no log needs the sum."""
 _LONG_VIDEO, _WITH_LONG_VIDEO = 153_600, frozenset({"qwen3vl", "qwen3vlmoe"})
 """Tokens of the video with which old releases profile these models, unless the launch allows no video: about 10
 GB for Qwen3-VL 8B (https://github.com/vllm-project/vllm/issues/27992), 4 GiB on each of four GPUs for the 30B."""
+_MOST_PAIRS, _WITH_FRAMES = 7, frozenset({"qwen2vl", "qwen25vl", "qwen25omni", "qwen25omnithinker"})
+"""Pairs of the 14 frames with which these are profiled, each as large as an image, if the context has room for them."""
 
 
 def encoder_peak(model: Model, setup: Setup) -> ByteRange:
     """Estimate the peak memory of the encoders, which are profiled with as many images as a step has tokens for.
 
-    A patch holds the product of the wide matrix and about five numbers of the hidden size: 1.21 GiB was logged for
-    Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29). Tensor parallelism divides the product,
-    queries, keys and values.
+    A patch holds the product of the wide matrix, thrice if it is gated, and about five numbers of the hidden size: 1.21
+    GiB was logged for Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29), 15.4 GiB for
+    Qwen2.5-VL 7B (458,752 of 1,280 and 3,420, 0.23.0). Tensor parallelism divides the product, queries, keys and values.
     """
     is_out = setup.text_only or setup.skips_encoder
     encoders = [] if is_out else list(model.encoders.values())
     likely, longest = (
         max((_patches_peak(model, setup, fields, tokens) for fields in encoders), default=0)
-        for tokens in (_LARGEST_ITEM, _LONG_VIDEO)
+        for tokens in (_largest_item(model, setup), _LONG_VIDEO)
     )
     least, most = estimates()["encoder"]
     high = max(round(most * likely), longest if _has_long_video(model, setup) else 0)
     return ByteRange(round(least * likely), high, likely)
+
+
+def _largest_item(model: Model, setup: Setup) -> int:
+    pairs = setup.length // _LARGEST_ITEM if stem(model.architecture) in _WITH_FRAMES else 1
+    return _LARGEST_ITEM * min(max(pairs, 1), _MOST_PAIRS)
+
+
+def _encoded(model: Model, setup: Setup) -> int:
+    """Return the bytes of the encoders' output, which the profiling run keeps while it measures a step."""
+    if setup.text_only or setup.skips_encoder or not model.encoders:
+        return 0
+    tokens = _LONG_VIDEO if _has_long_video(model, setup) else max(_largest_item(model, setup), setup.batched_tokens)
+    deep = max(len(Config(fields, model.config.place).list(DEEP)) for fields in model.encoders.values())
+    return tokens * model.hidden * (1 + deep) * setup.number_bytes
+
+
+def _indexer_workspace(model: Model, setup: Setup) -> int:
+    """Return the bytes in which a sparse indexer gathers keys: 40 contexts of them (mla/indexer.py), beside logits."""
+    index = max((mixer.index for layer in model.stack for mixer in layer.mixers if mixer.kind == "latent"), default=0)
+    return 40 * setup.length * index + 512 * MIB if index and setup.since("indexer_workspace") else 0
 
 
 def _has_long_video(model: Model, setup: Setup) -> bool:
@@ -181,7 +203,8 @@ def _patches_peak(model: Model, setup: Setup, fields: Mapping[str, object], larg
         patches *= max(setup.batched_tokens // max(tokens, 1), 1)
     else:
         patches = max(setup.batched_tokens, largest) * merge**2
-    return 2 * patches * (2 * hidden + (width + 3 * hidden) // setup.tensor)
+    products = 3 if is_gated(fields) else 1
+    return 2 * patches * (2 * hidden + (products * width + 3 * hidden) // setup.tensor)
 
 
 # -- CUDA graphs ------------------------------------------------------------------------------------------------------

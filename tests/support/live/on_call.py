@@ -4,6 +4,7 @@ And what each of them says of the server, in a few words that can be compared: "
 """
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -14,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,17 @@ def in_short(report: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class OnCall:
-    """The URLs of a server, of its exporter and of the Prometheus that scrapes it; the alerts that arrived so far."""
+    """The URLs of a server, of its exporter and of the Prometheus that scrapes it; the alerts that arrived so far.
+
+    `looks` are the seconds that each live answer took, with the load average of the minute before it.
+    """
 
     url: str
     log: Path
     exporter: str
     prometheus: str
     arrived: list[dict[str, Any]]
+    looks: list[tuple[float, float]] = field(default_factory=list)
 
     def livez(self, expected: str = "") -> str:
         """The status that the exporter's liveness probe is answered with; that which is expected in time."""
@@ -94,8 +99,14 @@ class OnCall:
     def first_look(self) -> tuple[Said, Said]:
         """The doctor's live answer and the one by the exporter, asked at once."""
         with ThreadPoolExecutor(2) as both:
-            live = both.submit(doctor, self.url, "--log", str(self.log))
+            live = both.submit(self._live)
             return doctor(self.exporter), live.result()
+
+    def _live(self) -> Said:
+        load, began = os.getloadavg()[0], time.monotonic()
+        said = doctor(self.url, "--log", str(self.log))
+        self.looks.append((time.monotonic() - began, load))
+        return said
 
     def by_prometheus(self, incident: str) -> Said:
         """The doctor's answer from what was scraped: to the command in the alert of that incident, if it has come."""

@@ -45,7 +45,8 @@ def alternatives(said: str) -> list[str]:
 class Outcome:
     """A row of the table; `seconds` from the fault to the first alert that is expected, None where none came.
 
-    `gone` are the seconds from the cure to the end of the last alert, None where nothing is cured.
+    `gone` are the seconds from the cure to the end of the last alert, None where nothing is cured. `look` has the
+    seconds that the live answer took, and the load average of the minute before.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Outcome:
     got: Row
     seconds: float | None = None
     gone: float | None = None
+    look: tuple[float, float] | None = None
 
     @property
     def wrong(self) -> set[str]:
@@ -116,13 +118,14 @@ def outcome(name: str, who: OnCall, expected: Row, got: Row, since: float, cured
     `since` and `cured` are the unix times of the fault and of its cure; the alerts are waited for until they end.
     """
     gone = None if cured is None else max(0.0, who.last_fired() - cured)
+    last_look = who.looks[-1] if who.looks else None
     if expected.alert == NOT_ASKED:
-        return Outcome(name, expected, got, gone=gone)
+        return Outcome(name, expected, got, gone=gone, look=last_look)
     sent = who.notified()
     told = sent.get(alternatives(expected.alert)[0])
     names = {f"{alert} (before the fault)" if at < since else alert for alert, at in sent.items()}
     alerts = ", ".join(sorted(names | who.fired() if expected.alert == NONE else names))
-    return Outcome(name, expected, replace(got, alert=alerts or NONE), told and told - since, gone)
+    return Outcome(name, expected, replace(got, alert=alerts or NONE), told and told - since, gone, last_look)
 
 
 Scenario = Callable[[Stage], Iterator[Outcome]]
