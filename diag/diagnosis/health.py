@@ -97,11 +97,7 @@ def health(
         for engine in progress
         if engine.state in FAILED and instance_name(engine.subject) not in present
     ]
-    idle = [engine.subject for engine in progress if engine.state == "idle"]
-    lives = [queries.ask(signal, INSTANCE, queries.whole) for signal in LIVES if idle]
-    for subject in idle:
-        if not any((row := rows.of(subject)) is not None and row[-1] > 0 for rows in lives):
-            missing.append(NotSeen(PARTS[0].name, "an answer from /health", instance_name(subject)))
+    missing += _unshown_engines(progress, queries)
     if "log" in not_measured:
         missing += _unexplained_restarts(diagnoses, queries)
     for part, condition, wanted in CONTRADICTED:
@@ -137,6 +133,15 @@ def health(
         missing=tuple(dict.fromkeys(missing)),
         suspects=tuple(sorted(suspects, key=lambda suspect: -RANK[suspect.diagnosis.severity])),
     )
+
+
+def _unshown_engines(progress: Sequence[Progress], queries: QueryCache) -> Iterable[NotSeen]:
+    """Yield the engines that were idle all the time and of which nothing but the page of their API server is seen."""
+    idle = [engine.subject for engine in progress if engine.state == "idle"]
+    lives = [queries.ask(signal, INSTANCE, queries.whole) for signal in LIVES if idle]
+    for subject in idle:
+        if not any((row := rows.of(subject)) is not None and row[-1] > 0 for rows in lives):
+            yield NotSeen(PARTS[0].name, "an answer from /health", instance_name(subject))
 
 
 def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterable[NotSeen]:
