@@ -19,7 +19,7 @@ from diag.diagnosis.progress import FAILED, INSTANCE, Progress
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
-from diag.knowledge.health import CONTRADICTED, PARTS
+from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
 
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
@@ -97,6 +97,11 @@ def health(
         for engine in progress
         if engine.state in FAILED and instance_name(engine.subject) not in present
     ]
+    idle = [engine.subject for engine in progress if engine.state == "idle"]
+    lives = [queries.ask(signal, INSTANCE, queries.whole) for signal in LIVES if idle]
+    for subject in idle:
+        if not any((row := rows.of(subject)) is not None and row[-1] > 0 for rows in lives):
+            missing.append(NotSeen(PARTS[0].name, "an answer from /health", instance_name(subject)))
     if "log" in not_measured:
         missing += _unexplained_restarts(diagnoses, queries)
     for part, condition, wanted in CONTRADICTED:

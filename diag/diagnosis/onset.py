@@ -45,8 +45,9 @@ def _first_sign(diagnosis: Diagnosis, since: float, queries: QueryCache) -> floa
     """Return the time of the first sign of an episode: the first of its symptoms to hold without a break from then on.
 
     A median or a mean over a window holds up to a window later than what it measures, so that the onset lies in the
-    window before it: a symptom counts from the scrape on from which it holds over the shortest window. One that has
-    held for longer was there before, and is no sign of this episode.
+    window before it: a symptom counts from the scrape on from which it holds over the shortest window, or from where
+    the mean of a value that jumps left the old value, in a straight line to the new one, whichever is earlier. A
+    symptom that has held for longer was there before, and is no sign of this episode.
     """
     window, incident = queries.live(diagnosis.incident.live_window).seconds, diagnosis.incident
     if since not in diagnosis.instants or seconds(incident.live_window) > LOOK:

@@ -82,21 +82,27 @@ PARTS = (
         harm=(signals.preempts,),
     ),
 )
-HEALTH = signals.signal(
-    "answer of /health: HTTP status = max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
+HEALTH = Signal(
+    "answer of /health",
+    "max by ($by) (last_over_time(diag_vllm_health_status[$window]))",
     "GET /health answered {value}",
+    "HTTP status",
 )
 """Evidence for an engine: 200 shows that its server has one, any other status contradicts it. Without a status (nothing
 asks /health, or the server has no such route) its page speaks alone."""
-UNANSWERED = signals.signal(
-    "/health unanswered while nothing moves: bool ="
-    " min by ($by) (min_over_time(diag_vllm_health_unanswered[$window]))"
+UNANSWERED = Signal(
+    "/health unanswered while nothing moves",
+    "min by ($by) (min_over_time(diag_vllm_health_unanswered[$window]))"
     " * on (instance) (max by (instance) ($tokens_and_requests_processed) == bool 0)"
     " unless on (instance) last_over_time(diag_vllm_health_status[$window])",
     "no answer came from /health: {value}",
+    "bool",
 )
 """The page says nothing of an idle engine: the API server writes it. A busy one shows by its tokens that it works. An
 answer of vLLM's own in the window outweighs one that did not come."""
+LIVES = (signals.progress, HEALTH, signals.processes)
+"""What shows an idle engine: a token or a request since the first scrape, an answer of /health, a process. Its page is
+written by the API server, which outlives an engine (VLLM_KEEP_ALIVE_ON_ENGINE_DEATH)."""
 CONTRADICTED = (
     (
         PARTS[0],

@@ -138,6 +138,8 @@ class FailureKind(NamedTuple):
             return None
         if (match := self.pattern.search(text)) is None:
             return None
+        if {"free", "share"} <= self.pattern.groupindex.keys():  # the rank with the least free memory decides
+            match = min((match, *self.pattern.finditer(context.nearby)), key=lambda rank: _number(rank["free"]))
         if self.platforms and platform_of(text, context) not in self.platforms:
             return None
         if self.phases and context.phase not in self.phases:
@@ -399,21 +401,11 @@ def _share(free: str, total: str) -> str:
     return f"{share:g}"
 
 
-PACKAGES: Mapping[str, str] = {
-    "flashinfer": "flashinfer-python",
-    "open_clip": "open_clip_torch",
-    "cv2": "opencv-python-headless",
-    "PIL": "pillow",
-    "yaml": "pyyaml",
-    "sklearn": "scikit-learn",
-    "zmq": "pyzmq",
-    "pkg_resources": '"setuptools<81"',
-    "google.protobuf": "protobuf",
-    "runai_model_streamer": '"vllm[runai]"',
-    "fastsafetensors": '"vllm[fastsafetensors]"',
-    **dict.fromkeys(("librosa", "soundfile", "av", "soxr"), '"vllm[audio]"'),
-}
-"""Packages of modules with another name."""
+@lru_cache(maxsize=1)
+def _packages() -> dict[str, str]:
+    return read(PACKAGE / "knowledge" / "packages.toml", dict[str, str])
+
+
 FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "divisors": _divisors,
     "divisors_below": _divisors,
@@ -428,7 +420,7 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "lora_rank": _lora_rank,
     "scaled": _scaled,
     "cuda": lambda release: f"{int(release) // 1000}.{int(release) % 1000 // 10}",
-    "pip": lambda module: PACKAGES.get(module, module),
+    "pip": lambda module: _packages().get(str(module), str(module)),
 }
 """What the texts compute; `cuda` is the release that the driver reports as 12020, `pip` the package of a module and
 `flag` the option of a field."""

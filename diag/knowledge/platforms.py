@@ -182,6 +182,7 @@ def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> st
     wanted = [name for name in wanted if name in offered] or wanted
     refused = [name for name, words in _REFUSED if words.search(near)] + [used.removesuffix("_MLA")] * bool(used)
     name = next((name for name in wanted if not name.startswith(tuple(refused))), "")
+    name = name if not at or at >= (0, 8) or not name.startswith("TRITON") else "XFORMERS"
     if not name or not at:
         return f"--attention-backend {name} (before 0.13 VLLM_ATTENTION_BACKEND)" if name else ""
     old = "_VLLM_V1" if at < (0, 11) and name == "TRITON_ATTN" else ""

@@ -8,7 +8,7 @@ from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import known
 
 _SWITCHES_TOOK_WORDS = "0.8.5"
-"""The first release in which no switch takes true or false as a separate word."""
+"""The first release in which no switch takes true or false; before, --enable-chunked-prefill did, and others."""
 _NOT_OFF_BY_DEFAULT = {
     *("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling", "--use-tqdm-on-load"),
     *("--enable-log-deltas", "--enable-flash-late-interaction", "--scheduler-reserve-full-isl"),
@@ -35,7 +35,7 @@ def switch_with_a_value(target: LintTarget) -> Iterator[Match]:
         option = mention.option
         if not option or not mention.words or option.key or option.flag.takes != "none" or not mention.values:
             continue
-        if len(mention.words) == 1 or target.since(_SWITCHES_TOOK_WORDS):
+        if target.since(_SWITCHES_TOOK_WORDS) or mention.values[0].lower() not in ("true", "false"):
             off = mention.values[0].lower() in ("false", "0") or not option.on
             new = (f"--no-{option.flag.name[2:]}" if off else option.flag.name,) if option.flag.no or not off else ()
             yield Match(

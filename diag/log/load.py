@@ -176,9 +176,9 @@ def counted(text: str) -> Iterator[tuple[str, str, float]]:
     if line := DRAFTS.search(text):
         rates, accepted = [float(rate) for rate in line["rates"].split(", ")], float(line["mean"]) - 1
         drafts = float(line["accepted"]) / accepted if accepted > 0 else float(line["drafted"]) / len(rates)
-        yield "vllm:spec_decode_num_drafts_total", "", drafts
+        yield metric("spec_decode_num_drafts_total"), "", drafts
         for position, rate in enumerate(rates):
-            yield "vllm:spec_decode_num_accepted_tokens_per_pos_total", str(position), rate * drafts
+            yield metric("spec_decode_num_accepted_tokens_per_pos_total"), str(position), rate * drafts
 
 
 def reports_tokens(text: str) -> bool:

@@ -166,7 +166,7 @@ def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: f
     end = last + clock.behind
     if log.state == "serving":
         samples.extend(_quiet(samples[-1][1], log.current.states.load_at, last, end + 1.0))
-    for at, readings in samples:
+    for at, readings in dict(samples).items():  # of a time the last one: a line of another year may repeat it
         if end - at <= KEPT:  # else the log was silent for long
             target.note(round(at * 1000), readings)
 

@@ -19,7 +19,7 @@ import pytest
 from support import alertmanager
 from support.alertmanager import snippet
 from support.paths import RECORDINGS
-from support.prometheus_server import PLACES, Server, hasty, program, serving
+from support.prometheus_server import ANY, Server, hasty, program, serving
 from support.timelines import blocks, timeline
 from support.waiting import PATIENCE, until
 
@@ -56,7 +56,7 @@ def test_cause_pages_with_all_annotations_and_its_consequences_do_not(tmp_path: 
     ):
         documented = snippet(generated(), "prometheus.yml").replace("/etc/prometheus/diag", str(tmp_path))
         config = documented.replace("alertmanager:9093", address)
-        with serving(program(PLACES[1]), hostile(blocks(timeline("kv_cascade"))), config) as server:
+        with serving(program(ANY), hostile(blocks(timeline("kv_cascade"))), config) as server:
             page = until(lambda: [alert for alert in arrived if alert["labels"]["incident"] == "kv_eviction_cascade"])
             fires = firing(server)
             says = pasted(page[0]["annotations"]["doctor"])

@@ -617,7 +617,7 @@ def page(instance: str, model: str, job: str = "vllm") -> Block:
 def prometheus() -> Iterator[str]:
     """Its URL."""
     held = [page("a:8000", "tiny"), page("b:8000", "large"), page(EVIL, "m\x07odel", "j\x1b[31mob")]
-    with prometheus_server.serving(prometheus_server.program("DIAG_PROMETHEUS3"), held) as server:
+    with prometheus_server.serving(prometheus_server.program(prometheus_server.ANY), held) as server:
         yield server.url
 
 
@@ -961,7 +961,7 @@ def test_a_cascade_whose_queries_are_refused_is_not_healthy(doctor: Diag, refuse
     seen = read(RECORDINGS / "kv_cascade")
     span = ("--from", f"{seen.instants[0] / 1000}", "--to", f"{seen.instants[-1] / 1000}")
     limit = error(422, "execution", "query processing would load too many samples into memory")
-    program = prometheus_server.program("DIAG_PROMETHEUS3")
+    program = prometheus_server.program(prometheus_server.ANY)
     with (
         prometheus_server.serving(program, seen.samples.select([])) as real,
         serving(front(real.url, refusing(refused, lambda _: limit))) as server,

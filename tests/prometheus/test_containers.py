@@ -28,6 +28,8 @@ from diag.sources.prometheus.missing_metrics import Containers, mentioned
 from diag.sources.prometheus.scope import Scope, TimeSpan
 
 pytestmark = pytest.mark.prometheus
+STARTS = 15.0
+"""Seconds in which both Prometheus have started, however busy the machine is."""
 PODS = [
     Pod("starved", throttled=0.95, tokens_late=True),
     Pod("throttled-in-time", throttled=0.95),
@@ -35,16 +37,16 @@ PODS = [
     Pod("growing", used=29.8, growth=0.02, cached=1.0),
     Pod("reading-files", used=20.0, cached=9.8, cache_growth=0.02),
     Pod("large-and-steady", used=30.4, cached=1.0),
-    Pod("killed", used=31.0, dies=8.0, killed=True),
+    Pod("killed", used=31.0, dies=STARTS + 8.0, killed=True),
     Pod("killed-long-ago", killed_before=True),
-    Pod("looping", dies=8.0, restarts_every=4.0),
-    Pod("restarted-once", dies=10.0, restarts_every=12.0),
+    Pod("looping", dies=STARTS + 8.0, restarts_every=4.0),
+    Pod("restarted-once", dies=STARTS + 10.0, restarts_every=12.0),
 ]
 CAUSES = {"host_cpu_starved", "host_memory_exhausted", "crash_loop"}
 SCENE = 27.0
 """Seconds: a death is judged 15 s after it."""
 FEWEST = 24
-"""Scrapes of a scene, one each second, with which every pod was seen before its death."""
+"""Scrapes of a scene, one each second: with fewer, the machine was too busy to play it."""
 
 
 ILL = {
@@ -83,13 +85,13 @@ def scraped() -> Iterator[tuple[list[str], float]]:
                 scene.enter_context(prometheus(program(place), (), scrape_config(target, PODS, honor)))
                 for place, honor in zip(PLACES, ("true", "false"), strict=True)
             ]
-            end = node.begin + SCENE
+            end = node.begin + STARTS + SCENE
             time.sleep(max(0.0, end - time.time()))
             counts = [each.query(f"min(count_over_time(up[{SCENE:.0f}s]))", round(end * 1000)) for each in both]
             if all(min((count or {frozenset(): 0.0}).values(), default=0) >= FEWEST for count in counts):
                 yield [each.url for each in both], end
                 return
-    pytest.fail("no scene of ten was scraped every second")
+    pytest.fail(f"no scene of ten was scraped every second: {counts}")
 
 
 @pytest.mark.slow

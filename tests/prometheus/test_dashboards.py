@@ -17,7 +17,7 @@ from support import timelines
 from support.alert_rules import in_no_recording, rules
 from support.dashboards import PAGES, SIGNAL, panels, plain, queries
 from support.paths import ROOT
-from support.prometheus_server import PLACES, Server, hasty, program, serving
+from support.prometheus_server import ANY, Server, hasty, program, serving
 from support.scenarios import gpu, memory, workers
 from support.timelines import blocks
 from support.waiting import until
@@ -342,7 +342,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     beside = {key | {("instance", f"h:{n}")}: each[key] for n, each in enumerate(others, 2) for key in each}
     held = blocks({**cascade, **beside})
     config = f"rule_files: [{rules}]"
-    with serving(program(PLACES[1]), held, config) as server:
+    with serving(program(ANY), held, config) as server:
         until(
             lambda: server.query(
                 'ALERTS{incident="kv_eviction_cascade", alertstate="firing"}', round(time.time() * 1000)
@@ -388,7 +388,7 @@ def test_one_of_two_servers_down_is_red(
         for name in ("up", "vllm:num_requests_running")
     ]
     values = np.array([row for now in answering for row in ([1.0, now or 0.0], [1.0, STALE if now is None else now])])
-    with serving(program(PLACES[1]), [Block(tuple(labels), times, values)]) as server:
+    with serving(program(ANY), [Block(tuple(labels), times, values)]) as server:
         answer = server.query(re.sub(r"\$[a-z]\w*", ".*", panel["targets"][0]["expr"]), now)
     assert answer == {frozenset({("answering", shown[0]), ("known", shown[1])}): down}
 

@@ -215,7 +215,7 @@ ONSET = END - 6 * 3_600_000
 def sick_day() -> Iterator[Server]:
     """24 h with a quarter of an hour of a cascade in it."""
     series = timelines.faulty("kv_eviction_cascade")[0]
-    with serving(PROMETHEUS3, healthy_day.with_fault(healthy_day.day(END), series, ONSET)) as held:
+    with serving(prometheus_server.ANY, healthy_day.with_fault(healthy_day.day(END), series, ONSET)) as held:
         yield held
 
 

@@ -56,7 +56,8 @@ def relabelled(folder: Path, name: str, label: str, value: str | None) -> Report
 def possible_verdicts(name: str) -> tuple[str, ...]:
     """The verdicts that a recording may get without a label."""
     truth = tomllib.loads((RECORDINGS / name / "recording.toml").read_text("utf-8"))["truth"]
-    return ("healthy", "unknown", *(("warning", "critical") if truth["verdict"] != "healthy" else ()))
+    is_well = truth["verdict"] in ("healthy", "no_incident")
+    return ("healthy", "no_incident", "unknown", *(() if is_well else ("warning", "critical")))
 
 
 def text(report: Report) -> str:

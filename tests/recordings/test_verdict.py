@@ -133,6 +133,7 @@ UNANSWERED = "diag_vllm_health_unanswered 1\n"
 @pytest.mark.parametrize(
     ("name", "beside", "lacks"),
     [
+        ("idle", "", ["an answer from /health"]),
         ("idle", UNANSWERED, ["an answer from /health"]),
         ("idle", f"{UNANSWERED}diag_vllm_health_status 200\n", []),
         ("healthy", UNANSWERED, []),

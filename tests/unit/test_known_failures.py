@@ -6,7 +6,7 @@ import pytest
 from support.rows import each_row
 
 from diag.core.log_events import LogContext
-from diag.knowledge.known_failures import FUNCTIONS, PLACE, RESERVE, FailureKind, known_failure, table
+from diag.knowledge.known_failures import FUNCTIONS, PLACE, RESERVE, FailureKind, is_tried, known_failure, table
 
 HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -rf (?:/|~)(?:\s|$)")
 COSTLY = re.compile(r"--gpu-reset|[Rr]eplace (?:it|the (?:GPU|card))|power it off|reboot|rm -r|RMA")
@@ -186,6 +186,7 @@ LISTED = (
 )
 MLA = "vllm/v1/attention/backends/mla/flashinfer_mla.py:forward_mqa"
 FUSED = "vllm/model_executor/layers/fused_moe/fused_moe.py:fused_experts_impl"
+TRITON = "vllm/v1/attention/backends/triton_attn.py:forward"
 DENSE = "flash_attn/interface.py:f < vllm/v1/attention/backends/flash_attn.py:forward"
 FI_MOE = "flashinfer/fused_moe/core.py:forward"
 
@@ -198,13 +199,19 @@ FI_MOE = "flashinfer/fused_moe/core.py:forward"
         (DENSE, LISTED, "cuda", "0.24.0", "--attention-backend FLASHINFER,"),
         (DENSE, "x", "cuda", "0.12.0", "VLLM_ATTENTION_BACKEND=TRITON_ATTN,"),
         (DENSE, "x", "cuda", "", "--attention-backend TRITON_ATTN (before 0.13 VLLM_ATTENTION_BACKEND),"),
-        ("vllm/v1/attention/backends/triton_attn.py:forward", "x", "rocm", "0.24.0", "--attention-backend ROCM_ATTN,"),
+        (TRITON, "x", "rocm", "0.24.0", "--attention-backend ROCM_ATTN,"),
         (DENSE, "x", "tpu", "0.24.0", ""),
         (DENSE, "model='DeepSeek-V3.2'", "cuda", "0.24.0", ""),
         (FI_MOE, "nvfp4", "cuda", "0.24.0", "--moe-backend marlin,"),
         (FI_MOE, "nvfp4", "cuda", "0.15.0", "VLLM_USE_FLASHINFER_MOE_FP4=0,"),
         (FUSED, "x", "cuda", "0.15.0", ""),
         ("aiter/fused_moe.py:fused_moe", "x", "rocm", "0.20.0", "VLLM_ROCM_USE_AITER_MOE=0,"),
+        # what the log shows as set, and what it says does not run here, is not offered
+        ("aiter/fused_moe.py:fused_moe", "export VLLM_ROCM_USE_AITER_MOE=0", "rocm", "0.20.0", ""),
+        (FI_MOE, "nvfp4, non-default args: {'moe_backend': 'marlin'}", "cuda", "0.24.0", ""),
+        (DENSE, "non-default args: {'attention_backend': 'TRITON_ATTN'}", "cuda", "0.24.0", ""),
+        (TRITON, "FA2 is only supported on devices with ...", "cuda", "0.24.0", "--attention-backend FLASHINFER,"),
+        (TRITON, "FA2 is only supported; FlashInfer is not available.", "cuda", "0.24.0", ""),
         ("vllm/utils/deep_gemm.py:fp8_gemm_nt", "x", "cuda", "0.20.0", "VLLM_USE_DEEP_GEMM=0,"),
         ("vllm/model_executor/layers/mamba/x.py:f", "x", "cuda", "0.19.0", ""),
         ("vllm/_custom_ops.py:free_shared_buffer", "x", "cuda", "0.33.0", ""),
@@ -250,3 +257,40 @@ def test_an_option_that_the_release_lacks_is_not_offered() -> None:
     assert "--no-async-scheduling" in offered["0.32.0"]
     assert offered["0.8.5"].startswith("Upgrade vLLM (this server runs 0.8.5")
     assert offered["0.32.0"].startswith("Restart the server")
+
+
+@pytest.mark.parametrize(
+    ("shown", "do"),
+    [
+        (
+            "",
+            "Start with --moe-backend marlin (since 0.17), or start with --linear-backend marlin (since 0.22), or before",
+        ),
+        ("'moe_backend': 'marlin'", "Start with --linear-backend marlin (since 0.22), or before"),
+        ("'moe_backend': 'marlin', 'linear_backend': 'marlin'", "Before 0.17 unset"),
+        ("'moe_backend': 'triton'", "Start with --moe-backend marlin"),
+    ],
+)
+def test_advice_that_the_log_shows_as_set_gives_way_to_the_next(shown: str, do: str) -> None:
+    near = f"non-default args: {{{shown}}} Using 'X' NvFp4 MoE backend"
+    found = known_failure(["CUDA error: an illegal instruction was encountered"], "", "", context=LogContext(near))
+    assert found is not None
+    assert found.do.startswith(do)
+
+
+@pytest.mark.parametrize(
+    ("clause", "near", "is_set"),
+    [
+        ("start with --enforce-eager", "enforce_eager=True", True),
+        ("start with --enforce-eager", "enforce_eager=False", False),
+        ("add --no-enable-prefix-caching", "enable_prefix_caching=False", True),
+        ("halve --tensor-parallel-size if", "tensor_parallel_size=1, x=2", True),
+        ("halve --tensor-parallel-size if", "tensor_parallel_size=2, x=2", False),
+        ("start without --enforce-eager", "enforce_eager=True", False),
+        ("--max-num-seqs 16 --max-num-batched-tokens 2048", "'max_num_seqs': 16", False),
+        ("start with --kv-cache-dtype auto", "kv_cache_dtype=auto ... kv_cache_dtype=nvfp4", False),
+        ("set MAX_JOBS=1", "try MAX_JOBS=1", False),
+    ],
+)
+def test_the_log_shows_what_is_set(clause: str, near: str, is_set: bool) -> None:
+    assert is_tried(clause, near) is is_set

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -403,6 +404,11 @@ TABLE = {
         pod("m, -tp, 2", ", resources: {limits: {aws.amazon.com/neuroncore: 2}}"),
         [{}],
     ),
+    "the program of an image that has one": (
+        "Dockerfile",
+        f'FROM {IMAGE[7:]}\nCMD ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"]\n',
+        [{"entry_point_repeated": 2}],
+    ),
     "an array that branches add to": (
         "s.sh",
         'cmd=(vllm serve "$M")\nif [ "$A" ]; then cmd+=(--swap-space 4); fi\nexec "${cmd[@]}"\n',
@@ -503,6 +509,55 @@ def test_every_server_of_a_file_is_judged_by_what_the_file_shows(tmp_path: Path)
         levels = [{each["rule"]: LEVELS[each["severity"]] for each in each_server} for each_server in findings]
         wrong |= {case: levels} if levels != expected else {}
     assert not wrong
+
+
+POLICY = Path(__file__).parents[2] / "deploy" / "admission-policy.yaml"
+RULES_OF_POLICY = ("gpu_limit_differs", "no_shared_memory", "probe_kills_the_start")
+SHM = ", volumeMounts: [{name: shm, mountPath: /dev/shm}]"
+PODS = (
+    pod("m, -tp, '2'", ", resources: {limits: {nvidia.com/gpu: 1}}" + SHM),
+    pod("m, --tensor-parallel-size=2", ", resources: {limits: {nvidia.com/gpu: 2}}" + SHM),
+    pod("m, --tensor-parallel-size, '16', --nnodes, '2'", ", resources: {limits: {nvidia.com/gpu: '8'}}" + SHM),
+    pod("m, -tp, '2'", ", resources: {limits: {nvidia.com/gpu: 2}}"),
+    pod("m, -tp, '2'", "", ", hostIPC: true"),
+    pod("m", ", livenessProbe: {httpGet: {path: /health, port: 8000}}"),
+    pod("m", ", livenessProbe: {httpGet: {path: /health, port: 8000}, initialDelaySeconds: 40}"),
+    pod("m", ", livenessProbe: {periodSeconds: 5}, startupProbe: {failureThreshold: 90}"),
+)
+
+
+def test_the_admission_policy_names_rules_of_lint() -> None:
+    policy, binding = yaml.safe_load_all(POLICY.read_text())
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    named = [message["message"].rpartition("diag explain ")[2].rstrip(")") for message in policy["spec"]["validations"]]
+    assert tuple(named) == RULES_OF_POLICY
+
+
+def test_the_admission_policy_refuses_what_lint_finds(tmp_path: Path) -> None:
+    celpy = pytest.importorskip("celpy")
+    functions = {
+        "join": lambda words, by: celpy.celtypes.StringType(str(by).join(map(str, words))),
+        "find": lambda text, what: celpy.celtypes.StringType((re.search(str(what), text) or [""])[0]),
+    }
+    spec = next(yaml.safe_load_all(POLICY.read_text()))["spec"]
+
+    def value(expression: str, **known: Any) -> Any:
+        environment = celpy.Environment()
+        return environment.program(environment.compile(expression), functions=functions).evaluate(known)
+
+    for number, text in enumerate(PODS):
+        known = {"object": celpy.json_to_cel(yaml.safe_load(text)), "variables": celpy.json_to_cel({})}
+        for variable in spec["variables"]:
+            known["variables"][celpy.celtypes.StringType(variable["name"])] = value(variable["expression"], **known)
+        refused = {
+            rule
+            for rule, check in zip(RULES_OF_POLICY, spec["validations"], strict=True)
+            if not value(check["expression"], **known)
+        }
+        (tmp_path / "p.yaml").write_text(text)
+        assert refused == {each["rule"] for each in judged(tmp_path / "p.yaml")[0]["findings"]} & {*RULES_OF_POLICY}, (
+            number
+        )
 
 
 REPOSITORY = compose(
@@ -612,7 +667,7 @@ def test_folders_and_patterns_stand_for_their_launches(tmp_path: Path) -> None:
 
 
 UNREAD = {
-    "h.yaml": ("kind: Pod\nspec:\n  containers:\n  {{- range .Values.x }}\n  - vllm\n  {{- end }}\n", "this is a Helm template"),
+    "h.yaml": ("kind: Pod\ncontainers:\n  {{- range .Values.x }}\n  - vllm\n  {{- end }}\n", "this is a Helm template"),
     "large.sh": ("vllm serve m\n" + "# x\n" * 2**19, "cannot be read: it is larger than 1 MiB"),
     "q.sh": ("vllm serve 'm --port 1\n", "the command has an unclosed quotation mark"),
 }  # fmt: skip

@@ -244,7 +244,7 @@ def test_abbreviated_flag_is_an_info() -> None:
 
 def test_switch_of_an_old_release_accepts_true_or_false() -> None:
     text = "python -m vllm.entrypoints.openai.api_server --model m --enable-chunked-prefill False"
-    assert not rules(text, "0.7.3", "error")
+    assert not rules(text, "0.7.3", "error") | rules("vllm serve m --enable-chunked-prefill=false", "0.8.4", "error")
     assert "switch_with_a_value" in rules(text, "0.9.0")
 
 

@@ -537,6 +537,38 @@ def test_an_interrupted_start_is_told_as_such(tmp_path: Path) -> None:
     assert "Ctrl-C" in told(report) and "dmesg" not in told(report)
 
 
+@pytest.mark.parametrize(
+    ("waits", "says"),
+    [([], "Look at the limits of the start script"), (["specs for 70 seconds. specs=[{'GPU': 1.0}]"], "fewer GPUs")],
+)
+def test_a_start_that_a_signal_or_a_time_limit_ended_tells_what_it_waited_for(
+    tmp_path: Path, waits: list[str], says: str
+) -> None:
+    waited = [
+        f"INFO 05-18 10:00:30 [ray_utils.py:233] Waiting for creating a placement group of {wait}" for wait in waits
+    ]
+    report = judged(write(tmp_path, [*SCRIPT[:2], *waited, *RAISED, "KeyboardInterrupt: terminated"]))
+    assert report.verdict == "unknown"
+    assert says in told(report) and "Ctrl-C, the signal SIGINT" not in told(report)
+
+
+def test_the_rank_with_the_least_free_memory_decides(tmp_path: Path) -> None:
+    text = (
+        "ValueError: Free memory on device cuda:{rank} ({free}/79.18 GiB) on startup is less than desired GPU memory"
+        " utilization (0.92, 72.84 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
+    )
+    ranks = [text.format(rank=rank, free=free) for rank, free in enumerate(("54.34", "41.10", "54.11"))]
+    failed = [line.partition(CAUSE)[0] + rank for rank in ranks for line in OUT_OF_MEMORY if CAUSE in line]
+    report = judged(write(tmp_path, [*(line for line in OUT_OF_MEMORY if CAUSE not in line), *failed]))
+    assert "Only 41.10 of" in told(report) and "--gpu-memory-utilization 0.49" in told(report)
+
+
+def test_a_line_of_another_year_hides_no_failure(tmp_path: Path) -> None:
+    ray = "2024-05-18 10:00:31,430 INFO worker.py:1631 -- Connecting to existing Ray cluster at address: 10.0.0.1:6379"
+    texts = [told(judged(write(tmp_path, [*OUT_OF_MEMORY[:2], *lines, *OUT_OF_MEMORY[2:]]))) for lines in ([], [ray])]
+    assert CAUSE in texts[0] and CAUSE in texts[1]
+
+
 @pytest.mark.parametrize("frames", [[*RAISED, IN_PACKAGE], BY_MODULE], ids=["a script", "a module"])
 def test_the_exception_of_a_script_is_no_failed_start(tmp_path: Path, frames: list[str]) -> None:
     report = judged(write(tmp_path, [*SCRIPT, *frames, "    x()", "IndexError: reward 3 of 2"]))

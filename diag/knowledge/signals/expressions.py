@@ -165,13 +165,6 @@ def _filled(text: str, names: Mapping[str, Any], is_text: bool = False) -> str:
     return _PLACE.sub(put, text) if "{" in text else text
 
 
-def signal(formula: str, sentence: str, **options: Any) -> Signal:
-    """Return a signal of the formula `name: unit = PromQL`; the options are further fields of Signal."""
-    name, _, rest = formula.partition(": ")
-    unit, _, promql = rest.partition(" = ")
-    return Signal(name, promql, sentence, unit, **options)
-
-
 def configured(setting: str) -> str:
     """Return the running value of a setting, one per instance; missing if no source publishes it."""
     return f'max by (instance) (last_over_time(diag_vllm_config{{flag="{setting}"}}[$window]))'

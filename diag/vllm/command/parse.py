@@ -82,7 +82,10 @@ def image(words: Sequence[str]) -> Image:
             if option.partition("=")[0] == "--entrypoint"
         ]
         serves = words[entry : entry + 1] == ["serve"]
-        first, then = [*words[entry : entry + 2], "", ""][:2]
+        first, then, module = [*words[entry : entry + 3], "", "", ""][:3]
+        is_own = Path(named.partition(":")[0]).name == "vllm-openai" and not programs and not by_option
+        if is_own and then == "-m" and is_server(module):  # words for the image's own entry point, which refuses them
+            return Image(named, entry + 3, entry)
         if _PROGRAM_WORD.fullmatch(first) or (then == "serve" and not _PROGRAM.fullmatch(Path(first).name)):
             return Image(named)  # as `dynamo serve ...`
         is_idle = not (words[entry:] or programs or by_option or "vllm-openai" in named)  # what it starts is unknown
