@@ -71,8 +71,8 @@ fit, on the other half. Three starts that led to the rule for compiling and one 
 are in that other half whatever their SHA-256. Seven of the 42 were gathered after the second fit.
 The third set, eleven starts of November 2026, was divided in the same way before anything was fitted on it. The third
 fit made the first start on a host, which compiles, the likely one, and counts cached files on GPUs that share their
-host's memory. The fourth set, 41 starts of November 2026, was divided by even SHA-256 before anything was estimated; the
-memory of a few of its GPUs follows from the log's own shares of it.
+host's memory. The fourth set, 41 starts of November 2026, was divided by even SHA-256 before anything was estimated;
+the memory of a few of its GPUs follows from the log's own shares of it.
 
 - layout: tokens of the KV cache if its bytes are those of the log
 - weights: GiB on one GPU
@@ -87,7 +87,7 @@ rows had been compared, with 90 % within 8.1 % then: tensor parallelism divides 
 head. After the third comparison (21 of 26 kept-aside KV caches in their range) two ranges were widened, both from
 calibration rows: cards of one name differ by 0.2 %, and one GPU of AMD has up to 1.2 GiB outside torch.
 Before anything was changed for the fourth set, all 42 kept-aside KV caches together had a median error of 2.6 %, 90 %
-within 15.1 %, a bias of +0.3 % and a median width of 12.3 %, and 38 were in their range. What changed afterwards is from
+within 15.1 %, a bias of +0.3 % and a median width of 12.3 %, and 38 were in their range. What changed then is from
 vLLM's source, with the constants from calibration rows: what is kept of encoders' outputs, frames of a profiled video,
 the workspace of a sparse indexer, logits sorted before 0.11.1, one step in a window, memory of NCCL. The rows that
 missed were seen by then, so that the figures below are no first comparison for them. Two starts of the second set got

@@ -381,13 +381,8 @@ def choices(model: Model, best: Deployment | None, concurrency: int | None) -> l
 def _replica_sentence(model: Model, best: Deployment, wanted: int) -> str:
     """Compare twice the GPUs in two replicas and in one."""
     tensor = 2 * best.setup.tensor
-    if (
-        not best.gpu
-        or wanted < 2
-        or tensor > best.gpu.joined
-        or model.heads % tensor
-        or best.replicas * best.setup.data > 1
-    ):
+    is_one = best.replicas * best.setup.data == 1
+    if not best.gpu or wanted < 2 or tensor > best.gpu.joined or model.heads % tensor or not is_one:
         return ""
     doubled = deployment(model, sized(model, replace(best.setup, tensor=tensor)), best.gpu, wanted)
     halves = deployment(model, best.ledger, best.gpu, wanted, 2)

@@ -16,8 +16,8 @@ class GpuModel(NamedTuple):
     """One GPU: `memory` in bytes as CUDA counts it, bandwidths in bytes/s, `flops` dense in 1/s by type of number.
 
     The numbers of the file are multiplied by the factors of the annotations. `nvml` are the names of the product.
-    `nvlink` (0 without) and `pcie` are both directions together; NVLink joins at most `nvlink_gpus`, and tensor
-    parallelism `joined`, those of one host. `flops` has bf16, which is also float16, and fp8, int8 and fp4 if the tensor
+    `nvlink` (0 without) and `pcie` are both directions together; NVLink joins at most `nvlink_gpus`, tensor
+    parallelism `joined`, those of one host. `flops` has bf16, also for float16, and fp8, int8 and fp4 if the tensor
     cores have them. `watts` is the power limit.
     """
 

@@ -151,7 +151,7 @@ def encoder_peak(model: Model, setup: Setup) -> ByteRange:
 
     A patch holds the product of the wide matrix, thrice if it is gated, and about five numbers of the hidden size: 1.21
     GiB was logged for Qwen3.8 27B (65,536 patches of 1,152 and 4,304 numbers, vLLM 0.28 and 0.29), 15.4 GiB for
-    Qwen2.5-VL 7B (458,752 of 1,280 and 3,420, 0.23.0). Tensor parallelism divides the product, queries, keys and values.
+    Qwen2.5-VL 7B (458,752 of 1,280 and 3,420, 0.23.0). Tensor parallelism divides product, queries, keys and values.
     """
     is_out = setup.text_only or setup.skips_encoder
     encoders = [] if is_out else list(model.encoders.values())
