@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support import rewriting
 from support.rewriting import Scrape, scrapes, with_value, write
-from support.scenarios import Beside, config, gpu, log, present, text, workers
+from support.scenarios import Beside, config, gpu, health_check, log, present, text, workers
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -82,7 +82,7 @@ def test_single_long_prefill_is_no_stall_for_two_minutes(tmp_path: Path) -> None
 )
 def test_one_long_step_from_idleness_is_not_idle(tmp_path: Path, beside: tuple[Beside, ...], expected: str) -> None:
     """Until a step of a minute ends, vLLM's page shows neither its request nor a token."""
-    report = judge(tmp_path, frozen("idle", 60, 60), *beside)
+    report = judge(tmp_path, frozen("idle", 60, 60), health_check, *beside)
     assert (state(report), report.verdict) == (expected, "healthy")
 
 
