@@ -54,7 +54,7 @@ def site(
 def scraping(contract: Contract, incidents: Sequence[Incident] = ()) -> Scraping:
     """Return how live servers are scraped: with a progress bar, and for longer while one looks stuck.
 
-    With `incidents`, servers that refuse to be scraped are watched until their log or processes show an outage.
+    With `incidents`, servers that are not well are watched until /health, their log or their processes show an outage.
     """
     from diag.report.terminal import bar
 
@@ -63,7 +63,7 @@ def scraping(contract: Contract, incidents: Sequence[Incident] = ()) -> Scraping
         return cache.span < LONGEST_SCRAPING and owed_and_still(judge(cache)[0])
 
     def is_dead(observation: Observation) -> bool:
-        """Return True if an incident explains the refused scrapes: what else does the log, the processes decide."""
+        """Return True if an incident explains what is wrong with the servers."""
         findings = judge_observation(observation, contract, incidents).report.present if incidents else ()
         return any(finding.diagnosis.ongoing and finding.diagnosis.incident.id in DECISIVE for finding in findings)
 

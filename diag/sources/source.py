@@ -93,8 +93,8 @@ class SourceOptions:
 class Scraping:
     """The caller's part in scraping live servers; by default none.
 
-    `progress` opens a progress bar with a label; `is_decided` is called while all servers refuse to be scraped: their
-    log may show a death; `should_go_on` is called when the duration is over: a huge prefill may
+    `progress` opens a progress bar with a label; `is_decided` is called while no server is well: their log or
+    /health may show a death; `should_go_on` is called when the duration is over: a huge prefill may
     still be under way.
     """
 

@@ -385,7 +385,7 @@ def test_scraping_ends_when_two_refused_scrapes_and_what_stands_beside_them_deci
             return seen.failed_scrapes >= 4
 
         observed = look(server, duration=600.0, on_progress=lambda _: stack.close(), is_decided=decided)
-    assert asked[0] >= 2 and len(asked) == 2  # judging takes time: it is asked again after twice as many
+    assert asked[0] >= 2 and len(asked) <= 3  # judging takes time: it is asked again after half as many more
     assert observed.failed_scrapes == asked[-1]
 
 

@@ -16,15 +16,15 @@ from diag.exposition.scrapes import Target
 from diag.http.address import Address, Credentials, from_environment, parse_all
 from diag.http.client import Client
 from diag.http.failure import UnknownName, sentence
-from diag.http.vllm_server import VllmServer
+from diag.http.vllm_server import DEAD, VllmServer
 from diag.sources.live.server import JoinedPages, ScrapeClock, ScrapedServer, Sink
 from diag.sources.observation import Observation, Origin, observation
 from diag.vllm.running_config import ServerFacts
 
 UNTIL_STOPPED = 10 * 365 * 86_400.0
 """Seconds of scraping that runs until it is stopped."""
-REFUSED = 2
-"""Failed scrapes of every server after which the log and the processes may decide."""
+UNWELL = 2
+"""Looks in a row at every server that show no page, or a 503 of /health, after which an outage may be decided."""
 GONE = 3
 """Failed scrapes in a row after which a server that has answered counts as gone."""
 _SLACK = 1e-6
@@ -50,7 +50,7 @@ class ScrapePlan:
     credentials: None reads the environment. probe: time limit of one request for one token, None for no probe.
     client: makes the HTTP client for a server. beside: the source of a server's pages, None for the server itself.
     on_progress: called after every scrape. should_go_on: called when `duration` is over, and then every few scrapes.
-    is_decided: called while all servers refuse to be scraped; True ends the scraping.
+    is_decided: called while every server has no page, or a 503 of vLLM's own /health; True ends the scraping.
     notes: what the source of the pages adds to the notes about the scraping.
     """
 
@@ -192,16 +192,16 @@ class Scraper:
                 task.cancel()
 
     async def _scrape_until_decided(self) -> None:
-        """Scrape every target for the duration, or until what stands beside refused pages decides."""
-        scraping, failures = asyncio.create_task(self._scrape_until(self._plan.duration)), REFUSED
+        """Scrape every target for the duration, or until an outage of every server is decided."""
+        scraping, looks = asyncio.create_task(self._scrape_until(self._plan.duration)), UNWELL
         try:
             while not scraping.done():
                 await asyncio.wait([scraping], timeout=self._plan.every)
-                if scraping.done() or not self.last_failures(failures):
+                if scraping.done() or min(server.unwell for server in self._servers) < looks:
                     continue
                 if self._plan.is_decided(self.observation()):
                     return
-                failures *= 2  # judging takes time
+                looks += (looks + 1) // 2  # judging takes time
             scraping.result()
         finally:
             scraping.cancel()
@@ -238,6 +238,7 @@ class Scraper:
             self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
             if self._plan.probe is not None:
                 self._probes.append(asyncio.create_task(server.probe(self._plan.probe)))
+        server.unwell = server.unwell + 1 if server.failure or server.server.health == DEAD else 0
         self.scrapes += 1
         self._failed += server.failure is not None
         seconds = _now() - self._start

@@ -124,7 +124,10 @@ class ScrapeClock:
 
 @dataclass
 class ScrapedServer:
-    """A server that is scraped by its own pages or those of `beside`; `tick` is the next point of its cadence."""
+    """A server that is scraped by its own pages or those of `beside`.
+
+    `tick` is the next point of its cadence, `unwell` the looks in a row that show no page, or a 503 of vLLM's /health.
+    """
 
     target: Target
     server: VllmServer
@@ -132,6 +135,7 @@ class ScrapedServer:
     clock: ScrapeClock
     sink: Sink | None
     tick: int = 0
+    unwell: int = 0
     answered: bool = False
     facts_requested: bool = False
     failure: Failure | None = None
