@@ -253,9 +253,8 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     kinds = tuple(gpus.gpus().values()) if options.all_gpus else (gpus.named(options.gpu),)
     if model.family is None or model.unknown:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
-    # a command for a CPU becomes one for a GPU
-    environment = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
-    started = started._replace(environment=environment)
+    of_a_gpu = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
+    started = started._replace(environment=of_a_gpu)
 
     def set_up(gpu: GpuModel) -> list[Setup]:
         planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
@@ -280,7 +279,7 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     plain = chain.from_iterable(
         deployments if len(kinds) == 1 else _least(deployments, concurrency) for deployments in of_kind.values()
     )
-    unnamed = () if release else (f"vLLM {version} is assumed; set the release with --vllm-version",)
+    notes = (model.facts, "" if release else f"vLLM {version} is assumed; set the release with --vllm-version")
     rows = (*plain, *changed)
     if best := chosen(rows, concurrency, prices):
         rows = tuple(row for row in rows if not row.requests or row.holds(concurrency))
@@ -297,7 +296,7 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
         utilisation=_parse_utilisation(options.utilisation),
         measured=had.output_rate if had else None,
         choices=tuple(choices(model, best, concurrency)),
-        notes=(*filter(None, (model.facts,)), *unnamed),
+        notes=tuple(filter(None, notes)),
     )
 
 

@@ -150,14 +150,16 @@ DUMPED = re.compile(
 """What the watchdog of an engine says that has stood still with requests in flight (0.33); it lets an idle one be."""
 
 
-class Counted(NamedTuple):
+class CounterLine(NamedTuple):
     """A kind of line behind a stats line: words that it has, and those in front of each number, by counter."""
 
     holds: str
     counts: Mapping[str, str]
 
 
-COUNTED: tuple[Counted, ...] = typed(document(PACKAGE / "log" / "counters.toml")[1]["line"], tuple[Counted, ...])
+COUNTER_LINES: tuple[CounterLine, ...] = typed(
+    document(PACKAGE / "log" / "counters.toml")[1]["line"], tuple[CounterLine, ...]
+)
 COUNT = r"""(?::\([^()]{1,99}\))?["']?(?:=|: )(\d{1,15})\b(?!\.)"""
 """A number behind its words and the values of its labels, also in the dictionary that a MultiConnector prints."""
 DRAFTS = re.compile(
@@ -169,7 +171,7 @@ DRAFTS = re.compile(
 def counted(text: str) -> Iterator[tuple[str, str, float]]:
     """Yield what a line behind a stats line counts: a counter of vLLM's page, a position in drafts or "", a number."""
     for counter, words in (
-        (name, words) for kind in COUNTED if kind.holds in text for name, words in kind.counts.items()
+        (name, words) for kind in COUNTER_LINES if kind.holds in text for name, words in kind.counts.items()
     ):
         for number in re.finditer(words + COUNT, text):
             yield counter, "", float(number[1])
