@@ -759,9 +759,9 @@ def quoting(why: str) -> Callable[[str], Reply]:
 def test_refused_queries_are_unknown_and_the_rest_is_judged(
     doctor: Diag, prometheus: str, reply: Callable[[str], Reply], reason: str
 ) -> None:
-    with serving(front(prometheus, refusing("num_requests_waiting", reply))) as server:
+    with serving(front(prometheus, refusing("num_requests_waiting{", reply))) as server:
         said = doctor(server.url, *THEN, "--instance", "a:.*", "--json")
-    count = sum("num_requests_waiting" in asked(each) for each in server.requests)
+    count = sum("num_requests_waiting{" in asked(each) for each in server.requests)
     of_the_vital_signs = 1  # is asked once the report and its notes are there
     assert f"Prometheus rejected {count - of_the_vital_signs} queries: {reason}" in said.notes
     assert said.state("queue_saturation") == {"unknown"}

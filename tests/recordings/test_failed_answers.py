@@ -70,7 +70,8 @@ def test_few_answers_of_which_some_fail_are_unknown(tmp_path: Path) -> None:
 
 
 def test_errors_from_before_the_first_scrape_are_no_news(tmp_path: Path) -> None:
-    report = judged(tmp_path, lambda _: answers("5xx", 1171) + answers("4xx", 535) + answers("2xx", 9))
+    old = answers("5xx", 1171) + answers("4xx", 535) + answers("2xx", 9)
+    report = judged(tmp_path, lambda _: f"{old}diag_vllm_health_status 200\n")
     assert (report.verdict, state(report, FAILING), state(report, SURGE)) == ("healthy", "absent", "absent")
 
 

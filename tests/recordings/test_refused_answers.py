@@ -70,7 +70,7 @@ def test_after_a_restart_the_successes_of_the_former_process_do_not_count(tmp_pa
     ids=["some succeed", "before the first scrape", "probes with GET", "scans of other routes"],
 )
 def test_it_is_absent(tmp_path: Path, counters: Counters) -> None:
-    report = judged(tmp_path, counters)
+    report = judged(tmp_path, lambda t: counters(t) + "diag_vllm_health_status 200\n")
     assert (report.verdict, state(report)) == ("healthy", "absent")
 
 

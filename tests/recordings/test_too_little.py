@@ -75,9 +75,9 @@ def test_incident_not_seen_in_a_short_look_is_absent_if_thirty_requests_finished
 
 
 @pytest.mark.parametrize("incident", [PREFIXES, "engine_underfed"])
-def test_idle_server_is_healthy_without_statements_about_clients(incident: str) -> None:
+def test_idle_server_gets_no_statements_about_clients(incident: str) -> None:
     report = doctor.run(ObserveOptions(["tests/recordings/idle"]))
-    assert (report.verdict, of(report, incident).state) == ("healthy", "unknown")
+    assert (report.verdict, of(report, incident).state) == ("no_incident", "unknown")
     assert of(report, "gpu_thermal_throttling").state == "unknown"
     undecided = {diagnosis.incident.id for diagnosis in report.undecided}
     assert incident in undecided and "gpu_thermal_throttling" not in undecided  # no GPU was measured

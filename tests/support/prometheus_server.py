@@ -227,7 +227,7 @@ def _snappy(content: bytes) -> bytes:
 
 def hasty(rules: str) -> str:
     """The rules with a minute of 5 s: causes still fire before what follows. The real times are tested elsewhere."""
-    often = re.sub("interval: (15s|1m)", "interval: 2s", rules)
+    often = re.sub(r"interval: (15s|\d+m)", "interval: 2s", rules)
     return re.sub(r"for: (\d+)m", lambda found: f"for: {5 * int(found[1])}s", often)
 
 
