@@ -942,6 +942,7 @@ def path(tmp_path: Path) -> Path:
 def follow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], LogTail]]:
     monkeypatch.setattr(following, "EVERY", 0.01)
     tails: list[LogTail] = []
+    others = {*threading.enumerate()}  # those of a test that ran before in this process
 
     def started(path: Path) -> LogTail:
         tails.append(LogTail(str(path), UTC))
@@ -951,7 +952,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], LogTail
     yield started
     for each in tails:
         each.stop()
-    assert not [each for each in threading.enumerate() if each.name == "diag-log-tail"]
+    assert not [each for each in {*threading.enumerate()} - others if each.name == "diag-log-tail"]
 
 
 def eventually(holds: Callable[[], object], seconds: float = 5.0) -> None:
