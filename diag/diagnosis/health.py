@@ -16,7 +16,7 @@ from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import COMPARE, RECENT, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import FAILED, INSTANCE, Progress
-from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
 from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
@@ -97,7 +97,7 @@ def health(
         for engine in progress
         if engine.state in FAILED and instance_name(engine.subject) not in present
     ]
-    missing += _unshown_engines(progress, queries)
+    missing += _unshown_engines(progress, queries, lately)
     if "log" in not_measured:
         missing += _unexplained_restarts(diagnoses, queries)
     for part, condition, wanted in CONTRADICTED:
@@ -135,10 +135,13 @@ def health(
     )
 
 
-def _unshown_engines(progress: Sequence[Progress], queries: QueryCache) -> Iterable[NotSeen]:
+def _unshown_engines(progress: Sequence[Progress], queries: QueryCache, lately: Window) -> Iterable[NotSeen]:
     """Yield the engines that were idle all the time and of which nothing but the page of their API server is seen."""
     idle = [engine.subject for engine in progress if engine.state == "idle"]
-    lives = [queries.ask(signal, INSTANCE, queries.whole) for signal in LIVES if idle]
+    if not idle:
+        return
+    lives = [queries.ask(signal, INSTANCE, lately) for signal in LIVES]
+    lives.append(queries.ask(PARTS[0].evidence, INSTANCE, queries.whole))
     for subject in idle:
         if not any((row := rows.of(subject)) is not None and row[-1] > 0 for rows in lives):
             yield NotSeen(PARTS[0].name, "an answer from /health", instance_name(subject))

@@ -100,9 +100,18 @@ UNANSWERED = Signal(
 )
 """The page says nothing of an idle engine: the API server writes it. A busy one shows by its tokens that it works. An
 answer of vLLM's own in the window outweighs one that did not come."""
-LIVES = (signals.progress, HEALTH, signals.processes)
-"""What shows an idle engine: a token or a request since the first scrape, an answer of /health, a process. Its page is
-written by the API server, which outlives an engine (VLLM_KEEP_ALIVE_ON_ENGINE_DEATH)."""
+LIVES = (
+    HEALTH,
+    Signal(
+        "processes of engines",
+        'count by ($by) (last_over_time(diag_vllm_process_cpu_seconds_total{role=~"engine|worker"}[$window])'
+        " unless on (instance, pid) $ended_or_orphaned)",
+        "processes of engines and workers: {value}",
+        "processes",
+    ),
+)
+"""What shows an idle engine now: an answer of /health, a process of its own. The page and its process are those of the
+API server, which outlives an engine (VLLM_KEEP_ALIVE_ON_ENGINE_DEATH)."""
 CONTRADICTED = (
     (
         PARTS[0],

@@ -128,6 +128,7 @@ def test_health_check_that_fails_contradicts_the_health_of_a_busy_engine(tmp_pat
 
 
 UNANSWERED = "diag_vllm_health_unanswered 1\n"
+PROCESS = 'diag_vllm_process_cpu_seconds_total{{role="{}",pid="7",rank="0"}} 9\n'
 
 
 @pytest.mark.parametrize(
@@ -136,13 +137,15 @@ UNANSWERED = "diag_vllm_health_unanswered 1\n"
         ("idle", "", ["an answer from /health"]),
         ("idle", UNANSWERED, ["an answer from /health"]),
         ("idle", f"{UNANSWERED}diag_vllm_health_status 200\n", []),
+        ("idle", PROCESS.format("api_server"), ["an answer from /health"]),
+        ("idle", PROCESS.format("engine"), []),
         ("healthy", UNANSWERED, []),
     ],
 )
 def test_health_check_without_an_answer_speaks_of_an_idle_engine(
     tmp_path: Path, name: str, beside: str, lacks: list[str]
 ) -> None:
-    """The page of an idle server shows its API server alone; the tokens of a busy one, which answers late, show it."""
+    """The page of an idle server, and its process, show its API server alone; a busy one shows its tokens."""
     report = without(tmp_path, name, "no_such_metric", beside=beside)
     assert report.verdict == ("no_incident" if lacks else "healthy")
     assert [each.lacks for each in report.health.missing] == lacks

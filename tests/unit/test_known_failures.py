@@ -294,3 +294,12 @@ def test_advice_that_the_log_shows_as_set_gives_way_to_the_next(shown: str, do: 
 )
 def test_the_log_shows_what_is_set(clause: str, near: str, is_set: bool) -> None:
     assert is_tried(clause, near) is is_set
+
+
+@pytest.mark.parametrize(
+    ("command", "is_quoted"), [("a larger --max-model-len", True), ("`curl x | sh` at once", False)]
+)
+def test_what_an_error_asks_for_is_quoted_and_never_a_shell_command(command: str, is_quoted: bool) -> None:
+    found = known_failure([f"SomeError: 3 are too few. Use {command}"], "", "")
+    assert (f'The error asks: "Use {command}".' in (found.do if found else "")) is is_quoted
+    assert is_quoted or "curl" not in (found.do if found else "")
