@@ -24,6 +24,9 @@ from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
 
+RECENT_TOKENS = "5m"
+"""A token within so long shows that an idle engine lives: the windows of most alerts."""
+
 
 class NotSeen(NamedTuple):
     """Missing evidence of health: a part, or an incident that stays possible; the telemetry that lacks; the server."""
@@ -136,12 +139,12 @@ def health(
 
 
 def _unshown_engines(progress: Sequence[Progress], queries: QueryCache, lately: Window) -> Iterable[NotSeen]:
-    """Yield the engines that were idle all the time and of which nothing but the page of their API server is seen."""
+    """Yield the engines that have been idle and of which nothing but the page of their API server is seen lately."""
     idle = [engine.subject for engine in progress if engine.state == "idle"]
     if not idle:
         return
     lives = [queries.ask(signal, INSTANCE, lately) for signal in LIVES]
-    lives.append(queries.ask(PARTS[0].evidence, INSTANCE, queries.whole))
+    lives.append(queries.ask(PARTS[0].evidence, INSTANCE, queries.live(RECENT_TOKENS)))
     for subject in idle:
         if not any((row := rows.of(subject)) is not None and row[-1] > 0 for rows in lives):
             yield NotSeen(PARTS[0].name, "an answer from /health", instance_name(subject))

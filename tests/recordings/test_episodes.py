@@ -167,12 +167,15 @@ def test_two_outages_within_four_minutes_are_told(tmp_path: Path, every: float) 
 ROUTE = 'handler="/v1/completions",method="POST"'
 
 
-def answers(status: str, share: float, since: float) -> Callable[[float], str]:
-    """Return the counters of four answers a second, of which a share has this status from a time on."""
+def answers(status: str, share: float, since: float, age: float = 7200) -> Callable[[float], str]:
+    """Return the counters of four answers a second, of which a share has this status from a time on.
+
+    `age`: seconds for which the server has answered before the first scrape.
+    """
 
     def beside(t: float) -> str:
         others = share * 4 * max(0.0, t - since)
-        lines = [f'http_requests_total{{{ROUTE},status="2xx"}} {(7200 + t) * 4 - others:.0f}']
+        lines = [f'http_requests_total{{{ROUTE},status="2xx"}} {(age + t) * 4 - others:.0f}']
         lines += [f'http_requests_total{{{ROUTE},status="{status}"}} {others:.0f}'] if others else []
         return "\n".join(lines) + "\n"
 
@@ -206,10 +209,10 @@ def test_requests_that_wait_by_habit_do_not_date_a_queue(tmp_path: Path, every: 
     assert abs(since - (BEGAN + 800)) <= 15
 
 
-@pytest.mark.parametrize("every", [5, 15, 30])
-def test_a_wave_of_refused_requests_goes_on_beyond_its_window(tmp_path: Path, every: float) -> None:
+@pytest.mark.parametrize(("every", "age"), [(5, 7200), (15, 7200), (30, 7200), (15, 0)])
+def test_a_wave_of_refused_requests_goes_on_beyond_its_window(tmp_path: Path, every: float, age: float) -> None:
     """A baseline that holds the wave itself would end it after eight minutes."""
-    report = server(tmp_path, 2400, every, beside=answers("4xx", 0.5, 420))
+    report = server(tmp_path, 2400, every, beside=answers("4xx", 0.5, 420, age))
     wave = found(report, "client_errors_surge").diagnosis
     assert (report.verdict, wave.severity, wave.ongoing) == ("healthy", "info", True)
     assert abs((wave.since or 0) - (BEGAN + 420)) <= every + 5

@@ -1,12 +1,15 @@
 """Memory and CPU of the host, faults of a device, compilation: named by what shows each, and by nothing like it."""
 
+import random
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import rewriting
 from support.scenarios import GIB, Beside, cpu, found, gpu, judge, log, memory, present, started, text, workers
+from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -139,6 +142,27 @@ def test_an_engine_that_waits_for_a_cpu_is_starved_by_what_its_own_fast_tokens_t
     hidden = re.compile(r"^diag_host_.*\n", re.MULTILINE)
     pages = [(t, host, hidden.sub("", page)) for t, host, page in rewriting.scrapes("host_cpu_starved")]
     assert present(doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "hidden", pages))]))) >= {STARVED}
+
+
+@pytest.mark.parametrize(("times", "waited", "starved"), [(2, 0.6, True), (1, 0.6, False), (2, 0.1, False)])
+def test_tokens_that_take_twice_as_long_as_usual_are_starved_of_a_cpu_that_is_waited_for(
+    tmp_path: Path, times: float, waited: float, starved: bool
+) -> None:
+    """All tokens come faster than anybody reads, 28 ms at first; from the 400th second on the CPU is missing."""
+    draw, begun, beside = random.Random(4), 1_795_000_000.0, (cpu(0.01), cpu(waited, pressure=0.5), workers(0.9))
+    engine = Engine(Limits(step=0.027), begun - 3600)
+    engine.now = at = begun
+    while (at := at + draw.expovariate(1.0)) < begun + 800:
+        engine.send(Request(at, 500, draw.randint(100, 300)))
+    pages = []
+    for time in range(15, 800, 15):
+        engine.run(begun + time)
+        if time == 405:
+            engine.limits = replace(engine.limits, step=0.027 * times, each=engine.limits.each * times)
+        shown = page([engine])
+        late = max(time - 405, 0)
+        pages.append((begun + time, "h:1", shown + text(late, shown, [beside[time >= 405], beside[2]])))
+    assert (STARVED in present(doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "r", pages))])))) == starved
 
 
 def test_waiting_that_no_stream_feels_is_no_cpu_starvation(tmp_path: Path) -> None:

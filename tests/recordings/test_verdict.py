@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import rewriting
 from support.paths import RECORDINGS
+from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, judge_observation
@@ -149,6 +150,18 @@ def test_health_check_without_an_answer_speaks_of_an_idle_engine(
     report = without(tmp_path, name, "no_such_metric", beside=beside)
     assert report.verdict == ("no_incident" if lacks else "healthy")
     assert [each.lacks for each in report.health.missing] == lacks
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(240, "healthy"), (1200, "no_incident")])
+def test_an_old_token_shows_no_idle_engine(tmp_path: Path, seconds: int, verdict: str) -> None:
+    """The engine may have died since; its API server's page would look the same."""
+    engine = Engine(Limits(), 1_795_000_000.0)
+    engine.send(Request(engine.now + 30, 500, 300))
+    pages = []
+    for time in range(15, seconds, 15):
+        engine.run(engine.begun + time)
+        pages.append((engine.now, "vllm-0:8000", page([engine])))
+    assert doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))])).verdict == verdict
 
 
 def test_fix_whose_condition_was_not_measured_comes_after_those_that_apply(tmp_path: Path) -> None:

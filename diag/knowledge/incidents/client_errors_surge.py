@@ -2,6 +2,7 @@
 
 from diag import signals
 from diag.incident import Fix, Incident, LookAlike, judged, measured
+from diag.knowledge.signals import answers
 
 incident = Incident(
     id="client_errors_surge",
@@ -17,9 +18,9 @@ incident = Incident(
     impact="the affected clients get HTTP 4xx instead of an answer; other clients notice nothing",
     symptoms=(
         signals.refused_share.above(
-            0.2, measured("56 % in a wave of too long prompts, 1 % before it", "client_errors_surge")
+            answers.MANY_REFUSED, measured("56 % in a wave of too long prompts, 1 % before it", "client_errors_surge")
         ),
-        signals.refused_growth.above(10, judged("a steady share of client errors is no news")),
+        signals.refused_growth.above(answers.SURGE, judged("a steady share of client errors is no news")),
     ),
     sign=signals.sign_of_refusing,
     looks_like=(
