@@ -87,8 +87,8 @@ def _first_scrape(
     instants = scraped[(scraped >= begin) & (scraped <= end)]
     if len(instants) < (end - begin) // step:  # a long range is judged at fewer instants than it was scraped
         instants = end - step * np.arange((end - begin) // step, -1, -1, dtype=np.int64)
-    windows = [queries.holding(queries.source.interval)]
-    # between two scrapes few events may show nothing, and over three intervals a first sign is diluted
+    # over two intervals a first sign is diluted; over the last one, few events may show nothing
+    windows = [queries.holding(queries.source.interval / 2), queries.holding(queries.source.interval)]
     windows += [queries.live("1s")] if condition.signal is diagnosis.incident.sign else []
     first = []
     for window in windows if len(instants) else ():

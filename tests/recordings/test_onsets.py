@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import rewriting
 from support.rewriting import Scrape
-from support.scenarios import Beside, config, text
+from support.scenarios import Beside, config, gpu, text
 from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.commands import doctor
@@ -21,17 +21,17 @@ AT = 247.0
 """Seconds after the first scrape at which the fault sets in."""
 
 
-def stalled(every: float, seconds: float, beside: Iterable[Beside]) -> Iterator[Scrape]:
-    """Scrape a busy server that makes no more step from AT on."""
+def stalled(every: float, seconds: float, beside: Iterable[Beside], at_work: float = AT) -> Iterator[Scrape]:
+    """Scrape a busy server that makes no more step after some time."""
     draw = random.Random(3)
     engine = Engine(Limits(step=0.03), BEGUN - 3600)
     engine.now = at = BEGUN
     while (at := at + draw.expovariate(1.0)) < BEGUN + seconds:
         engine.send(Request(at, round(draw.gauss(600, 100)), draw.randint(100, 500)))
     for time in np.arange(every, seconds, every):
-        engine.run(BEGUN + min(time, AT))
+        engine.run(BEGUN + min(time, at_work))
         shown = page([engine])
-        yield BEGUN + time, "vllm-0:8000", shown + text(time, shown, beside)
+        yield BEGUN + time, "vllm-0:8000", shown + (text(time, shown, beside) if beside else "")
 
 
 def ranks(t: float) -> Iterable[Sample]:
@@ -67,3 +67,18 @@ def test_a_stall_is_dated_by_the_last_token(tmp_path: Path, incident: str, every
     found = judged(tmp_path, stalled(every, seconds, [ranks, config(tensor_parallel_size=2)]), incident)
     assert found.since is not None
     assert abs(found.since - (BEGUN + AT)) <= max(5, 1.25 * every)
+
+
+@pytest.mark.parametrize(("every", "latest"), [(5, 10), (15, 25)])
+def test_a_rate_is_dated_by_the_first_interval_that_is_full_of_it(tmp_path: Path, every: float, latest: float) -> None:
+    """Over two intervals the first one would be diluted by the one before."""
+    counted = {"pcie_bytes_total__rx": lambda t: 1e9 * t + 5.0e9 * max(0.0, t - AT)}
+    links = (gpu(k, pcie_link_generation__current=3, pcie_link_width__current=8, **counted) for k in (0, 1))
+    beside = [config(tensor_parallel_size=2), *links]
+    draw = random.Random(2)  # real scrapes come a bit sooner or later
+    late = (at + draw.uniform(0, 0.4) for at in np.arange(every, 900, every))
+    pages = (page for _, _, page in stalled(every, 900, [], 900))
+    scrapes = ((BEGUN + at, "h:1", shown + text(at, shown, beside)) for at, shown in zip(late, pages, strict=True))
+    found = judged(tmp_path, scrapes, "tp_interconnect_bound")
+    assert found.since is not None
+    assert 0 <= found.since - (BEGUN + AT) <= latest

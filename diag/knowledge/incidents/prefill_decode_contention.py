@@ -60,11 +60,10 @@ incident = Incident(
     explains=("requests_aborted", "contract_breached"),
     fixes=(
         Fix.without_restart(
-            change="Divert prompts of more than {value} tokens (what is prefilled in 60 % of the stream pause "
-            "threshold) to a separate server while short requests stream here.",
+            change="Divert prompts of more than {value} tokens to a separate server while short requests stream here.",
             value=signals.tokens_prefilled_within_pause,
             rounding="power_of_two_below",
-            least=256,
+            least=signals.longest_short_prompt,
             effect="decode time in stream pauses falls to 0 on this server",
             expects=(HARDLY_PAUSES,),
             only_if=(
@@ -103,7 +102,7 @@ incident = Incident(
             rounding="power_of_two_below",
             least=signals.sequences_in_a_step,
             direction="lower",
-            only_if=(CHUNKED,),
+            only_if=(CHUNKED, signals.prefill_load_at_threshold.below(0.5, judged("else prompts queue"))),
             expects=(HARDLY_PAUSES,),
             change="Cap the whole step instead. Use this only where several long prompts still share a step.",
             effect="decode time in stream pauses falls to 0",

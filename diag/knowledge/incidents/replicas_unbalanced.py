@@ -104,7 +104,8 @@ incident = Incident(
     ),
     operations=("drain",),
     mitigate=(
-        "Lower the weight of this replica at the load balancer, or send it no new requests until its queue is empty.",
+        "Send this replica fewer requests, or none until its queue is empty, at the load balancer; a data-parallel "
+        "rank at what assigns requests to ranks: fewer requests for its server would leave its peers idle.",
     ),
     hand_over=(
         "the load balancer's policy, weights and affinity, the requests it sent to each replica in the last hour, and "
