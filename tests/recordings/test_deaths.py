@@ -6,6 +6,8 @@ import pytest
 from support import rewriting
 from support.scenarios import Beside, found, judge, log, present, said, started
 
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
 
 IDLE = next(iter(rewriting.scrapes("idle")))[0]
@@ -53,6 +55,18 @@ def test_single_source_is_enough_to_report_a_dead_engine(tmp_path: Path, name: s
     report = judge(tmp_path, page, *beside)
     assert dead(report) == {"engine_dead"}
     assert (report.verdict, found(report, "engine_dead").diagnosis.ongoing) == ("critical", True)
+
+
+@pytest.mark.parametrize(("answers", "verdict"), [("1", "critical"), ("11110", "critical"), ("1000", "unknown")])
+def test_a_row_of_failed_scrapes_is_chance_where_most_of_them_fail(tmp_path: Path, answers: str, verdict: str) -> None:
+    """The last 30 s of a busy server, after a minute in which its pages come, or come now and then."""
+    pages = list(rewriting.scrapes("contention_smallbatch"))
+    last = pages[-1][0] - 30
+    kept = (
+        (at, who, page if answers[k % len(answers)] == "1" and at < last else "")
+        for k, (at, who, page) in enumerate(pages)
+    )
+    assert doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", kept))])).verdict == verdict
 
 
 LIVES: dict[str, tuple[str, tuple[Beside, ...]]] = {

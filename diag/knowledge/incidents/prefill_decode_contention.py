@@ -61,9 +61,9 @@ incident = Incident(
     fixes=(
         Fix.without_restart(
             change="Divert prompts of more than {value} tokens to a separate server while short requests stream here.",
-            value=signals.tokens_prefilled_within_pause,
+            value=signals.prompt_length_to_divert,
             rounding="power_of_two_below",
-            least=signals.longest_short_prompt,
+            least=256,
             effect="decode time in stream pauses falls to 0 on this server",
             expects=(HARDLY_PAUSES,),
             only_if=(
