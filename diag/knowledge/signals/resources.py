@@ -16,9 +16,9 @@ LATE = 0.25
 """Seconds between two tokens: slower than reading speed."""
 SLOWER = 3
 """Multiple of a server's own fast tokens that load alone seldom causes while its engine waits for a CPU (judged)."""
-SLOWER_THAN_USUAL, ENOUGH_TOKENS = 1.5, 1000
+SLOWER_THAN_USUAL, ENOUGH_TOKENS = 1.8, 1000
 """Multiple of the mean of that many earlier tokens or more: an engine that waits for half of its time takes twice as
-long for a step, if none of the wait overlaps with the GPU (judged)."""
+long for a step, less what overlaps with the GPU (judged)."""
 NEARLY_FULL = 0.9
 """Share of its memory from which on a host may run out of it."""
 OVERSIZE = 1.92
