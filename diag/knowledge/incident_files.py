@@ -14,8 +14,7 @@ value        a number, a text, or `$signal`, which computes it; a number in quot
 """
 
 import re
-from collections import ChainMap
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -43,6 +42,20 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e\d+)?")
 _IN_ONE_LINE = ("per", "explains", "operations", "burns")
 
 
+class _Names(dict[str, Any]):
+    """The names that a file may use, and those of them that it declares itself: one that is declared twice is both."""
+
+    def __init__(self, outer: Mapping[str, Any]) -> None:
+        super().__init__(outer)
+        self.own: dict[str, Any] = {}
+
+    def add(self, name: str, value: Any) -> None:
+        if name in self.own:
+            before = self.own[name]
+            value = (*(before if type(before) is tuple else (before,)), value)
+        self[name] = self.own[name] = value
+
+
 class _Section(NamedTuple):
     """The statements of a section with their lines; kind and name are empty for those before the first section."""
 
@@ -54,21 +67,21 @@ class _Section(NamedTuple):
 
 def read(file: Path) -> Incident:
     """Return the incident that a file declares; its id is the file's name."""
-    fields, lists = _declared(file, ChainMap({}, shared(), _exported()))
+    fields, lists = _declared(file, _Names({**_exported(), **shared()}))
     incident: Incident = _made(Incident, {"id": file.stem, "looks_like": (), "fixes": (), **fields, **lists}, file, 1)
     return incident
 
 
 @lru_cache(maxsize=1)
-def shared() -> MutableMapping[str, Any]:
+def shared() -> Mapping[str, Any]:
     """Return what several incidents use, by its name: a condition, a link, or all fixes with that name."""
-    names: ChainMap[str, Any] = ChainMap({}, _exported())
+    names = _Names(_exported())
     _declared(SHARED, names)
-    return names.maps[0]
+    return names.own
 
 
 @lru_cache(maxsize=1)
-def _exported() -> MutableMapping[str, Any]:
+def _exported() -> Mapping[str, Any]:
     """Return the signals, conditions, constants and functions of diag.signals; nothing else can be called by a file."""
     return {
         name: value
@@ -77,7 +90,7 @@ def _exported() -> MutableMapping[str, Any]:
     }
 
 
-def _declared(file: Path, names: ChainMap[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+def _declared(file: Path, names: _Names) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
     """Return the fields before the first section and the rows of the others; all names of the file are added."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -85,7 +98,7 @@ def _declared(file: Path, names: ChainMap[str, Any]) -> tuple[dict[str, Any], di
         raise BadDeclaration(f"{shown_path(file)} cannot be read: {error}") from error
     sections = [_Section("", "", 1, [])]
     for number, line in statements(text):
-        if header := _SECTION.fullmatch(line):
+        if line[0] == "[" and (header := _SECTION.fullmatch(line)):
             if header[1] not in SECTIONS:
                 reason = f"there is no section [{header[1]}], only {', '.join(SECTIONS)}"
                 raise BadDeclaration(f"{shown_path(file)}:{number}: {reason}{did_you_mean(header[1], SECTIONS)}")
@@ -94,7 +107,7 @@ def _declared(file: Path, names: ChainMap[str, Any]) -> tuple[dict[str, Any], di
             sections[-1].statements.append((number, line))
     for section in sections:
         if section.kind == "signals":  # first, since all others may use them
-            names[section.name] = _made(Signal, _fields(section, names, file), file, section.line)
+            names.add(section.name, _made(Signal, _fields(section, names, file), file, section.line))
     own = _fields(sections[0], names, file)
     lists: dict[str, tuple[Any, ...]] = {}
     for section in sections[1:]:
@@ -103,27 +116,19 @@ def _declared(file: Path, names: ChainMap[str, Any]) -> tuple[dict[str, Any], di
     return own, lists
 
 
-def _fields(section: _Section, names: ChainMap[str, Any], file: Path) -> dict[str, Any]:
+def _fields(section: _Section, names: _Names, file: Path) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for number, line in section.statements:
         try:
             if section.kind == "signals":
                 add_to_signal(line, fields, names)
-            elif named := _NAMED.fullmatch(line):
-                _add_name(named[1], _meant(named[2], names), names)
+            elif line[0].isupper() and (named := _NAMED.fullmatch(line)):
+                names.add(named[1], _meant(named[2], names))
             else:
                 _add_field(line, fields, section.kind, names)
         except Mistake as mistake:
             raise BadDeclaration(f"{shown_path(file)}:{number}: {mistake}") from mistake
     return fields
-
-
-def _add_name(name: str, value: Any, names: ChainMap[str, Any]) -> None:
-    """Add a value to those with its name: a single one stands for itself."""
-    if name in names.maps[0]:
-        before = names[name]
-        value = (*(before if type(before) is tuple else (before,)), value)
-    names[name] = value
 
 
 def _meant(text: str, names: Mapping[str, Any]) -> Any:
@@ -152,7 +157,7 @@ def _add_field(line: str, fields: dict[str, Any], section: str, names: Mapping[s
     fields[key] = (*fields.get(key, ()), *value) if is_list else value
 
 
-def _rows(section: _Section, names: ChainMap[str, Any], file: Path) -> tuple[Any, ...]:
+def _rows(section: _Section, names: _Names, file: Path) -> tuple[Any, ...]:
     """Return what a section declares, one row or copies of several, which its name stands for from then on."""
     fields, kind = _fields(section, names, file), SECTIONS[section.kind]
     copied = fields.pop("like", None)
@@ -162,7 +167,7 @@ def _rows(section: _Section, names: ChainMap[str, Any], file: Path) -> tuple[Any
         rows = tuple(row._replace(**fields) for row in ((copied,) if isinstance(copied, kind) else copied))
     if section.name:
         for row in rows:
-            _add_name(section.name, row, names)
+            names.add(section.name, row)
     return rows
 
 
