@@ -51,7 +51,7 @@ def test_equal_pages_are_a_stall_at_every_cadence(tmp_path: Path, name: str, aft
 
 
 @pytest.mark.parametrize("every", [2, 15, 30])
-@pytest.mark.parametrize(("name", "after"), [("contention_smallbatch", 40), ("idle", 40)])
+@pytest.mark.parametrize(("name", "after"), [("queue_saturation", 40), ("idle", 40)])
 def test_copies_of_a_page_say_nothing_of_the_engine(tmp_path: Path, name: str, after: float, every: float) -> None:
     """A proxy answers with what it has kept: even the process that writes the page uses no CPU time."""
     kept = [scrape for scrape in scrapes(name) if scrape[0] - next(scrapes(name))[0] <= after]
