@@ -156,8 +156,6 @@ def _judge_engine(last: _LastValues) -> Judgement:
         succeed = last.instance(signals.successful_scrapes, queries.whole)
         return None, WHY["too_short" if succeed is None or succeed >= OFTEN else "intermittent"]
     if state != "busy":
-        if last.instance("$page_is_a_copy"):
-            return None, WHY["copied"]
         if last.engine(signals.asleep):
             level = str(int(last.engine(signals.sleep_level) or 0.0))
             depth = REASONS["sleeps"].get(level, "at an unknown sleep level")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 from support.paths import RECORDINGS
-from support.rewriting import Scrape, changed, later, scrapes
+from support.rewriting import Scrape, changed, scrapes
 from support.sampling import some
 
 from diag.diagnosis.progress import Health, Liveness
@@ -42,7 +42,7 @@ def thinned_to(name: str, every: float, beside: bool = False) -> list[Scrape]:
 def going_on(seen: list[Scrape], seconds: float) -> list[Scrape]:
     """The last page again and again, as a server answers it that hangs."""
     last, instance, page = seen[-1]
-    return [*seen, *((last + step, instance, later(page, step)) for step in range(5, round(seconds) + 1, 5))]
+    return [*seen, *((last + step, instance, page) for step in range(5, round(seconds) + 1, 5))]
 
 
 @pytest.mark.parametrize("name", some([name for name in ALL if name not in DEAD | LOG_TELLS], 6))

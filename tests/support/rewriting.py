@@ -125,16 +125,6 @@ def _replaced(page: str, begin: str, value: str) -> str:
     return re.sub(rf"(\n{begin}[^\n]*) \S+(?=\n|\Z)", rf"\1 {value}", f"\n{page}")[1:]
 
 
-def later(page: str, seconds: float) -> str:
-    """The page so much later, of a server whose engine hangs: its API server has used CPU time, and nothing moves."""
-    return re.sub(
-        r"^(process_cpu_seconds_total) (\S+)$",
-        lambda found: f"{found[1]} {float(found[2]) + seconds / 100:.2f}",
-        page,
-        flags=re.MULTILINE,
-    )
-
-
 def label_names(page: str) -> list[str]:
     """The names of all labels of a page, sorted, without those of vLLM's configuration, which are one series."""
     lines = (line for line in page.splitlines() if line[:1] != "#" and "cache_config_info" not in line)

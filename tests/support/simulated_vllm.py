@@ -116,7 +116,7 @@ class Engine:
         self.coming: list[Request] = []
         self.deferred: list[tuple[float, Request]] = []
         self.asleep = False
-        self.busy, self.pages = 0.0, 0
+        self.busy = 0.0
         self.count: Counter[str] = Counter()
         self.http: Counter[tuple[str, str]] = Counter()
         self.adapters: dict[tuple[str, str], float] = {}
@@ -364,8 +364,7 @@ def page(engines: list[Engine]) -> str:
     for engine in engines:
         answered.update(engine.http)
     own = [f"process_start_time_seconds {engines[0].begun}\n"]
-    engines[0].pages += 1  # each costs its API server CPU time
-    own += [f"process_cpu_seconds_total {0.2 * (engines[0].now - engines[0].begun) + 0.02 * engines[0].pages:.2f}\n"]
+    own += [f"process_cpu_seconds_total {0.2 * (engines[0].now - engines[0].begun):.2f}\n"]
     for (handler, status), value in answered.items():
         own.append(f'http_requests_total{{handler="{handler}",method="POST",status="{status}"}} {value}\n')
     lines = (line for engine in engines for line in engine.text().splitlines(keepends=True))
