@@ -161,6 +161,8 @@ def _rows(section: _Section, names: _Names, file: Path) -> tuple[Any, ...]:
     """Return what a section declares, one row or copies of several, which its name stands for from then on."""
     fields, kind = _fields(section, names, file), SECTIONS[section.kind]
     copied = fields.pop("like", None)
+    if kind is LookAlike and fields.get("incident"):
+        fields["name"] = fields["incident"]
     if copied is None:
         rows: tuple[Any, ...] = (_made(kind, fields, file, section.line),)
     else:

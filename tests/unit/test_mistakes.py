@@ -47,6 +47,8 @@ MISTAKES = [
         "[look_like]",
         "no section [look_like], only looks_like, fixes, may_explain, signals (did",
     ),
+    (INCIDENT, "incident: startup_slow", "incident: startup_slo", "not an incident (did you mean startup_slow?)"),
+    (INCIDENT, "incident: startup_slow", "name: startup_slow", "an incident: write `incident: startup_slow`"),
     (INCIDENT, "like: READ_LOG", "like: READ_LOGS", "'READ_LOGS' (did you mean READ_LOG?)"),
     (INCIDENT, "\ndistinguish: ", "\ndistinguished: ", "has no key 'distinguished'; its keys are name, distinguish"),
     (SHARED, "\nleast: 0.05", "\nleast: small", "'small' must be a number or $signal"),
