@@ -49,6 +49,8 @@ MISTAKES = [
     ),
     (INCIDENT, "incident: startup_slow", "incident: startup_slo", "not an incident (did you mean startup_slow?)"),
     (INCIDENT, "incident: startup_slow", "name: startup_slow", "an incident: write `incident: startup_slow`"),
+    (INCIDENT, "like: READ_LOG", "like: NOT_ASLEEP", "[fixes] is like something else than Fix"),
+    (INCIDENT, "evidence_of_death >=", "opposite(impact) >=", ":14: 'str' object has no attribute 'opposite'"),
     (INCIDENT, "like: READ_LOG", "like: READ_LOGS", "'READ_LOGS' (did you mean READ_LOG?)"),
     (INCIDENT, "\ndistinguish: ", "\ndistinguished: ", "has no key 'distinguished'; its keys are name, distinguish"),
     (SHARED, "\nleast: 0.05", "\nleast: small", "'small' must be a number or $signal"),
