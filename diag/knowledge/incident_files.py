@@ -38,7 +38,7 @@ _CALL = re.compile(r"(\w+)\((\w+)\)")
 _SOURCE = re.compile(r"(documented|measured|reported): (.+); (\S+)|(judged): (.+)")
 _NAMED = re.compile(r"([A-Z][A-Z0-9_]*) = (.+)")
 _SECTION = re.compile(r"\[(\w+)(?: (\w+))?\]")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?(e\d+)?")
+_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?(e\d{1,2})?")
 _IN_ONE_LINE = ("per", "explains", "operations", "burns")
 
 
