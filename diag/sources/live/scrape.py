@@ -111,6 +111,7 @@ class Scraper:
         self._notes: list[str] = []
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
+        self._scraped = asyncio.Event()
         self._start = 0.0
         self.scrapes = self._failed = 0
         """Finished scrapes of all servers so far, and those of them that failed."""
@@ -192,11 +193,14 @@ class Scraper:
                 task.cancel()
 
     async def _scrape_until_decided(self) -> None:
-        """Scrape every target for the duration, or until an outage of every server is decided."""
+        """Scrape every target for the duration, or until an outage of every server is decided, right after a scrape."""
         scraping, looks = asyncio.create_task(self._scrape_until(self._plan.duration)), UNWELL
         try:
             while not scraping.done():
-                await asyncio.wait([scraping], timeout=self._plan.every)
+                self._scraped.clear()
+                scraped = asyncio.create_task(self._scraped.wait())
+                await asyncio.wait([scraping, scraped], return_when=asyncio.FIRST_COMPLETED)
+                scraped.cancel()
                 if scraping.done() or min(server.unwell for server in self._servers) < looks:
                     continue
                 if self._plan.is_decided(self.observation()):
@@ -241,6 +245,7 @@ class Scraper:
         server.unwell = server.unwell + 1 if server.failure or server.server.health == DEAD else 0
         self.scrapes += 1
         self._failed += server.failure is not None
+        self._scraped.set()
         seconds = _now() - self._start
         self._plan.on_progress(ScrapeProgress(self.scrapes, self._failed, seconds, self._plan.duration))
 
