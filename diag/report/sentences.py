@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from diag.core.contract import Contract
 from diag.core.formatting import TimeFormat, clock, escaped, listed, moment, plural, printable, quantity
@@ -16,13 +16,15 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.onset import onset
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import Finding, Report
-from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.knowledge.catalog import load
 from diag.report.layout import has_local_times, name_room, shortened
 from diag.report.spans import Span, Text, phrases
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
+
+if TYPE_CHECKING:
+    from diag.diagnosis.roll_call import RollCall
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
@@ -516,12 +518,12 @@ def why(source: Source) -> Text:
 # -- where processes stand ---------------------------------------------------------------------------------------------
 
 
-def roll_call(call: RollCall) -> str:
+def roll_call(call: "RollCall") -> str:
     """Return the conclusion from the stacks of a server, with the next step."""
     return " ".join(filter(None, (call.conclusion, call.next)))
 
 
-def standing_rows(call: RollCall) -> list[tuple[str, str, str]]:
+def standing_rows(call: "RollCall") -> list[tuple[str, str, str]]:
     """Return the processes, those that stand at one place in one row, what they do, and whether they moved."""
     together: dict[tuple[bool, str, str, str], list[str]] = {}
     for each in call.standing:
