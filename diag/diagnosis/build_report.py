@@ -365,7 +365,7 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
         if any(line.event == ANSWERS for line in ending.lines):
             return shows["request_alone"]
         if dumps := list(STACK_DUMP.finditer(nearby)):
-            from diag.diagnosis.roll_call import stand_in_dump
+            from diag.diagnosis.roll_call import stand_in_dump  # noqa: PLC0415  # loaded where there is a dump
 
             dump, stands = dumps[-1], stand_in_dump(nearby)
             of = DUMP_OF.search(name)
