@@ -20,10 +20,13 @@ from support import bad_servers as bad
 from support.bad_servers import PAGE, Answer, Reply, Request, Server, on_metrics, pages, serving, talking
 
 from diag.core.errors import BadUsage, Unreachable
+from diag.core.metric_families import Collected
 from diag.exporter.page import host_collectors
+from diag.exporter.process.collector import ProcessCollector
 from diag.http.address import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
+from diag.sources.live import server as live_server
 from diag.sources.live.scrape import POST_MORTEM_HINT, ScrapePlan, ScrapeProgress, scrape
 from diag.sources.live.server import JoinedPages, ScrapeClock
 from diag.sources.observation import Observation
@@ -358,6 +361,20 @@ def test_a_closed_port_of_a_server_whose_log_is_named_is_data(tmp_path: Path) ->
     deaths = values(observed, 'diag_vllm_log_event_last_timestamp_seconds{event="engine_dead"}')[0]
     assert deaths[-1] > 0
     assert observed.failed_scrapes == observed.scrapes
+
+
+def test_without_a_page_what_stands_beside_it_gets_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_at_processes = ProcessCollector.collect
+
+    def slow(self: ProcessCollector) -> Collected:
+        time.sleep(0.5)
+        return look_at_processes(self)
+
+    monkeypatch.setattr(ProcessCollector, "collect", slow)
+    monkeypatch.setattr(live_server, "SECONDS", 0.01)
+    (tmp_path / "vllm.log").touch()
+    observed = look(f"127.0.0.1:{bad.closed_port()}", beside=beside(str(tmp_path / "vllm.log")), **ONCE)
+    assert values(observed, 'diag_scrape_duration_seconds{collector="process"}')[0][-1] > 0.4
 
 
 def test_wrong_response_is_not_a_silent_server(tmp_path: Path) -> None:

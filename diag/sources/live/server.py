@@ -20,8 +20,8 @@ from diag.http.vllm_server import DEAD, Probe, VllmServer
 from diag.vllm.running_config import ServerFacts
 
 T = TypeVar("T")
-SECONDS = 2.0
-"""Time limit for reading GPUs, processes or log."""
+SECONDS, ALONE_SECONDS = 2.0, 8.0
+"""Time limit for reading GPUs, processes or log beside a page; alone they decide, also on a host without a free CPU."""
 _JUMP = 500.0
 """Milliseconds; a clock that is slewed moves less between two scrapes."""
 
@@ -81,7 +81,7 @@ class JoinedPages:
             health = None if self._server.health is None else health_alone(str(error), self._server)
             answered = is_answer(error) or health is not None
             nothing = CollectionResult[Scraped](health, str(error), time.monotonic() - begin, answered)
-            raise Unanswered(error, list(chain(*self._host_page.parts(nothing, collections, SECONDS)))) from error
+            raise Unanswered(error, list(chain(*self._host_page.parts(nothing, collections, ALONE_SECONDS)))) from error
         self._is_shown = True
         parts = self._host_page.parts(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
         return ServerPage(scraped.page, list(chain(*parts)))
