@@ -41,7 +41,7 @@ FEW_SERVERS = 5
 def time_format(report: Report) -> TimeFormat:
     """Return the time of day for servers that were scraped just now; anything else may be about another day."""
     seen = report.observed
-    times = moment._replace(local=has_local_times())
+    times = moment._replace(local=has_local_times.get())
     return times._replace(dated=seen.source != "scrape" or not times.is_one_day(seen.start, seen.end))
 
 
@@ -122,7 +122,7 @@ def place(subject: Subject) -> str:
 
 def server_name(name: str) -> str:
     """Return the name of a server, harmless to a terminal, shortened where a report has room for short ones only."""
-    return shortened(printable(name), name_room())
+    return shortened(printable(name), name_room.get())
 
 
 def where(diagnosis: Diagnosis, *, with_server: bool = True) -> str:
