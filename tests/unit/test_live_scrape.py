@@ -363,7 +363,10 @@ def test_a_closed_port_of_a_server_whose_log_is_named_is_data(tmp_path: Path) ->
     assert observed.failed_scrapes == observed.scrapes
 
 
-def test_without_a_page_what_stands_beside_it_gets_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", [8.0, 0.01])
+def test_without_a_page_what_stands_beside_it_gets_more_time_and_decides_only_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float
+) -> None:
     look_at_processes = ProcessCollector.collect
 
     def slow(self: ProcessCollector) -> Collected:
@@ -372,9 +375,14 @@ def test_without_a_page_what_stands_beside_it_gets_more_time(tmp_path: Path, mon
 
     monkeypatch.setattr(ProcessCollector, "collect", slow)
     monkeypatch.setattr(live_server, "SECONDS", 0.01)
+    monkeypatch.setattr(live_server, "ALONE_SECONDS", limit)
     (tmp_path / "vllm.log").touch()
-    observed = look(f"127.0.0.1:{bad.closed_port()}", beside=beside(str(tmp_path / "vllm.log")), **ONCE)
-    assert values(observed, 'diag_scrape_duration_seconds{collector="process"}')[0][-1] > 0.4
+    asked: list[Observation] = []
+    target, host = f"127.0.0.1:{bad.closed_port()}", beside(str(tmp_path / "vllm.log"))
+    observed = look(target, beside=host, duration=1.0, is_decided=lambda seen: bool(asked.append(seen)))
+    assert bool(asked) is (limit > 1)
+    took = values(observed, 'diag_scrape_duration_seconds{collector="process"}')[0]
+    assert min(took) > 0.4 or not asked
 
 
 def test_wrong_response_is_not_a_silent_server(tmp_path: Path) -> None:

@@ -229,7 +229,8 @@ class Scraper:
             self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
             if self._plan.probe is not None:
                 self._probes.append(asyncio.create_task(server.probe(self._plan.probe)))
-        server.unwell = server.unwell + 1 if server.failure or server.server.health == DEAD else 0
+        is_unwell = server.failure is not None or server.server.health == DEAD
+        server.unwell = server.unwell + (not server.is_partial) if is_unwell else 0
         self.scrapes += 1
         self._failed += server.failure is not None
         seconds = _now() - self._start
