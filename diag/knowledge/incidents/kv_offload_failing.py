@@ -52,7 +52,7 @@ incident = Incident(
             change="If stores are left out for lack of room, give the host memory tier more (cpu_bytes_to_use, "
             "--kv-offloading-size); if a tier is too slow, put it on a faster disk.",
             effect="fewer stores are left out",
-            risk="more host memory is pinned; see kv_offload_oversized",
+            risk="more host memory is pinned, which other programs of the host then lack",
             rollback="set the old size again",
             only_if=(LEFT_OUT,),
             why=documented("stores to a tier whose latency exceeds the high water mark are dropped", DROPS),
