@@ -27,8 +27,6 @@ from support.paths import ROOT
 DIAG = str(Path(sys.executable).parent / "diag")
 EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
 SHIPPED = ("alerts/diag.rules.yaml", "alerts/inhibit_rules.yaml", "alerts/README.md")
-EVERY = 2.0
-"""Seconds between two scrapes of the doctor's live look."""
 SCRAPED_EVERY = 5
 """Seconds: a scrape that may take that long succeeds on two busy cores."""
 ENDS_WITHIN = 40.0
@@ -79,7 +77,7 @@ def in_short(report: dict[str, Any]) -> str:
 
 
 class Look(NamedTuple):
-    """Seconds to an answer: in all, between scrapes, of CPU; the load average of the minute before it.
+    """Seconds to an answer: in all, from the first scrape to the last, of CPU; the load average of the minute before.
 
     Alone on a machine, the answer takes the waits and the CPU.
     """
@@ -127,8 +125,8 @@ class OnCall:
     def _live(self) -> Said:
         load, began = os.getloadavg()[0], time.monotonic()
         said = doctor(self.url, "--log", str(self.log))
-        waited = EVERY * (said.report.get("observed", {}).get("scrapes", 1) - 1)
-        self.looks.append(Look(time.monotonic() - began, waited, said.cpu, load))
+        took, seen = time.monotonic() - began, said.report.get("observed", {"start": 0.0, "end": 0.0})
+        self.looks.append(Look(took, seen["end"] - seen["start"], said.cpu, load))
         return said
 
     def by_prometheus(self, incident: str) -> Said:
