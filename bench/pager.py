@@ -26,11 +26,11 @@ HEAD = """\
 a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
 configured as `alerts/README.md` describes. The faults are real. The doctor runs at once against the server with `--log`
 ("live", with the seconds from its start to its exit; in brackets those from its first scrape to its last and its CPU,
-which are all on an idle machine; and the load average of the minute before) and against the exporter; after the alert has arrived,
-the doctor runs the command in the alert against Prometheus. "after" is the time from the fault (for example a failing
-launch) to the arrival of the alert at the pager; gone is the time from the cure to the last moment at which an alert
-fires, of which {gone} s are allowed. The exporter's `/livez` is to turn within {livez} s. An unexpected cell says
-**wrong**, with the expected value.
+which are all on an idle machine; and the load average of the minute before) and against the exporter; after the alert
+has arrived, the doctor runs the command in the alert against Prometheus. "after" is the time from the fault (for
+example a failing launch) to the arrival of the alert at the pager; gone is the time from the cure to the last moment at
+which an alert fires, of which {gone} s are allowed. The exporter's `/livez` is to turn within {livez} s. An unexpected
+cell says **wrong**, with the expected value.
 
 | scenario | live | answer s | load | exporter | Prometheus | alert | after s | gone s | verify | /livez | commit |
 |---|---|---|---|---|---|---|---|---|---|---|---|
