@@ -69,7 +69,7 @@ class ScrapePlan:
 
 
 class _Decided(Exception):
-    """What was scraped decides: more scrapes of servers that are gone show nothing new."""
+    """Ends the scraping: more scrapes of servers that are gone show nothing new."""
 
 
 @contextmanager
