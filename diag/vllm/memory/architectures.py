@@ -148,8 +148,9 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
     width = size("width") or round(hidden * ratio)
     if config.has("embed_dim") and not config.has("out_hidden_size"):
         out = config.count("hidden_size", out)  # Qwen 2 VL
-    if kind.numbers:
-        return kind.numbers + hidden * hidden_of_text
+    known = kind.numbers and kind.numbers + hidden * hidden_of_text
+    if numbers := config.size("numbers", known, most=2**40, least=0):
+        return numbers
     if not (hidden and layers):
         return 0
     if kind.conformer:
