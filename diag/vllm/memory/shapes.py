@@ -19,7 +19,7 @@ _NOISE = frozenset(
 )
 """Words of a name that do not change the shape."""
 _FORMAT_WORDS = re.compile(
-    r"(nvfp4|fp4|mxfp4|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|fp8|dynamic|block|"
+    r"(nvfp4|fp4|mxfp4|mxfp8|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|fp8|dynamic|block|"
     r"quantized|marlin|static|pertensor|sym|qat|ct)"
 )
 _UNREADABLE = re.compile(r"\b(gguf|exl2|exl3|mlx|onnx)\b")
