@@ -98,6 +98,7 @@ def shared_blocks(model: Model) -> list[WeightPart]:
         linear(blocks * (3 * 2 * hidden * inner + inner * hidden), "shared_transformer.self_attn"),
         linear(blocks * 3 * hidden * width, "shared_transformer.feed_forward"),
         linear(users * (rank * (hidden + 2 * width) + hidden * hidden), "linear"),
+        linear(users * config.switch("use_shared_attention_adapter") * 3 * rank * (2 * hidden + inner), "linear_q"),
         WeightPart(blocks * 3 * hidden),
     ]
 
