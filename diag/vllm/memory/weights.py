@@ -132,7 +132,9 @@ def of_stage(model: Model, layers: range) -> Counter[WeightPart]:
         parts.update([embedding(model), encoders(model), *beside(model)])
     if last:
         norm = model.hidden * model.traits.final_norm * (2 if model.traits.norm_bias else 1)
-        parts.update([WeightPart(norm)] + [embedding(model)] * (has_head(model) and not (model.tied and first)))
+        bits = next((bits for names, bits in model.mixed if "lm_head" in names.names), 0.0)  # a quantized head
+        head = replace(embedding(model), bits=bits % HALF)
+        parts.update([WeightPart(norm)] + [head] * (has_head(model) and not (model.tied and first)))
     model.counted[layers] = parts
     return parts
 
