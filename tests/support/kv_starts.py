@@ -2,7 +2,8 @@
 
 A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that
 were found after the fit are a third set. The second set was gathered later, and half of it kept aside before the second
-fit: those with an even SHA-256; so were the third and the fourth set before theirs. The fifth set was kept aside as a whole.
+fit: those with an even SHA-256; so were the third and the fourth set before theirs. All of the fifth set
+was kept aside.
 """
 
 import csv

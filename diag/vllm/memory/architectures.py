@@ -185,5 +185,4 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
 
 
 def _stem(fields: Mapping[str, Any]) -> str:
-    named = str(fields.get("model_type", ""))
-    return stem(named.removesuffix("_vision"))
+    return stem(str(fields.get("model_type", "")).removesuffix("_vision"))

@@ -116,7 +116,7 @@ def _header(file: Path) -> dict[str, Any] | None:
 Basis = Literal["exact", "estimated", "unknown"]
 BY_FILES, QUANTIZED, DOUBT, ENCODER = 0.01, 0.02, 0.1, 0.3
 LOADED = 0.004, 0.01, 96 * 2**20
-"""What is logged as weights may lack this share, and have that share and those bytes more: torch's most while it loads."""
+"""Weights are logged with so much less, so much more, and bytes beside: the most that torch had while loading them."""
 """Error of the weights: divided by shape, quantized except a few layers, of an unknown architecture; of encoders."""
 
 
