@@ -288,11 +288,20 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Case:
+    """Terms that hold beside those of the rule, and the fix there; a rule with cases finds the first that holds."""
+
+    when: tuple[str, ...]
+    fix: str
+
+
+@dataclass(frozen=True)
 class RuleText:
     """A rule in rules.toml: the texts of the page that `diag explain ID` prints, and those of its findings.
 
     The errors of a rule that `differs_by_build` may not be errors of a build of vLLM that is not its own. `message`,
-    `since`, `until` and `removes` are those of a conflict (`conflicts.py`).
+    `since`, `until` and `removes` are those of a conflict (`conflicts.py`); it holds `when` its terms do (`terms.py`), or
+    with those of one of its `cases`.
     """
 
     id: str
@@ -307,6 +316,8 @@ class RuleText:
     since: str = ""
     until: str = ""
     removes: tuple[str, ...] = ()
+    when: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
 
 
 _SUBJECT = re.compile(r"(?:--?[A-Za-z]|VLLM_)[\w.-]*(?:, --?[A-Za-z][\w.-]*)*")

@@ -133,5 +133,5 @@ def visible_gpus(environment: Mapping[str, str]) -> str | None:
 
 
 def _normalized(name: str) -> str:
-    words = [word for word in name.lower().split() if word not in _BRANDS]
+    words = [word for word in re.split(r"[\s_-]+", name.lower()) if word not in _BRANDS]
     return "-".join(words).replace("rtx-", "rtx").replace("pro-6000", "pro6000")
