@@ -130,7 +130,7 @@ def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:
         in_span = (not text.since or target.since(text.since)) and not (text.until and target.since(text.until))
         case = next((case for case in cases if all_hold((*text.when, *case.when), target)), None) if in_span else None
         if case and holds(target):
-            message, fix = text.message, case.fix
+            message, fix = case.message or text.message, case.fix
             for flag in known():
                 if "{" + flag[2:] + "}" in message + fix:
                     option = target.command.all(flag)[-1:]

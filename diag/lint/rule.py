@@ -289,10 +289,11 @@ class Example:
 
 @dataclass(frozen=True)
 class Case:
-    """Terms that hold beside those of the rule, and the fix there; a rule with cases finds the first that holds."""
+    """Terms that hold beside those of the rule, the fix and the message there; the first case that holds is found."""
 
     when: tuple[str, ...]
     fix: str
+    message: str = ""
 
 
 @dataclass(frozen=True)

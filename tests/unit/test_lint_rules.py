@@ -49,6 +49,7 @@ FOLDERS = {
     "mixture": {**CONFIG, "architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2},
     "small": {**CONFIG, "num_hidden_layers": 2},
     "draft": {**CONFIG, "num_hidden_layers": 2, "vocab_size": 32000},
+    "latent": json.loads((MODELS / "deepseek-v3" / "config.json").read_text()),
     "hybrid": json.loads((MODELS / "qwen3.5-27b" / "config.json").read_text()),
 }
 """The models that examples name, by their folders."""
