@@ -159,6 +159,29 @@ def fewer_visible_than_ranks(target: LintTarget) -> Iterator[Match]:
             yield Match(f"{name} names {plural(len(visible), 'GPU')}, and the server needs {needed}")
 
 
+@rule()
+def visible_gpu_not_given(target: LintTarget) -> Iterator[Match]:
+    """CUDA counts the GPUs of a container from 0, whichever they are on the host."""
+    container, text = target.command.container, target.command.environment.get("CUDA_VISIBLE_DEVICES", "").strip("\"'")
+    given = container.gpus if container and container.is_whole else None
+    beyond = [part for part in text.split(",") if part.strip().isdigit() and given and int(part) >= given]
+    if beyond and not is_open(text) and container and container.kind in ("pod", "docker run", "Compose service"):
+        by = f" ({container.gpus_by})" if container.gpus_by else ""
+        yield Match(f"CUDA_VISIBLE_DEVICES names GPU {beyond[0]}, and the container has {plural(given or 0, 'GPU')}{by}")
+
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@rule()
+def listens_on_loopback(target: LintTarget) -> Iterator[Match]:
+    container, host = target.command.container, target.command.get("--host")
+    if not container or host not in _LOOPBACK or not container.is_alone or target.shares_container:
+        return
+    if container.published or (container.is_pod and container.checks):
+        yield Match(f"--host {host} in a container: nothing outside it reaches the server")
+
+
 _PORT = 8000
 
 

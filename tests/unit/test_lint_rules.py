@@ -33,6 +33,8 @@ HOSTS = {
     "gpu_memory_given_away": HostGpus((FREE,), {}),
     "tensor_parallel_of_a_small_model": HostGpus((FREE, OTHER), {}),
     "fp8_cache_is_converted": HostGpus((AMPERE,), {}),
+    "option_of_another_gpu": HostGpus((AMPERE,), {}),
+    "model_does_not_fit": HostGpus((FREE,), {}),
     "state_blocks_below_max_num_seqs": HostGpus((FREE,), {}),
 }
 """What an example needs this host to be."""

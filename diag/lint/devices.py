@@ -1,0 +1,88 @@
+"""Rules about options that the GPU, the model's attention or the release lacks: devices.toml, parsers.toml have the facts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from diag.core.declarations import did_you_mean, read
+from diag.lint.host import memory_ledger
+from diag.lint.rule import LintTarget, Match, is_open, rule
+from diag.lint.weights import checkpoint
+from diag.vllm.gpus import capability, find
+
+
+class _Option(NamedTuple):
+    """Values of a flag that GPUs of some compute capabilities have, AMD's without any; `latent` is None for any model."""
+
+    flag: str
+    values: tuple[str, ...]
+    capabilities: tuple[tuple[float, ...], ...] = ()
+    latent: bool | None = None
+    since: str = "0.0.0"
+    instead: str = "Remove it: vLLM chooses one that the GPU has"
+
+
+class _Names(NamedTuple):
+    flag: str
+    plugin: str
+    known: tuple[str, ...]
+    former: tuple[str, ...]
+
+
+_OPTIONS = read(Path(__file__).with_name("devices.toml"), tuple[_Option, ...], "option")
+_NAMES = read(Path(__file__).with_name("parsers.toml"), tuple[_Names, ...], "names")
+_LISTED = "0.33.0"
+"""The release whose names parsers.toml has."""
+
+
+def _chosen(target: LintTarget) -> Iterator[tuple[_Option, str, str]]:
+    """Yield the options of a launch with their values, and who names them; the checkpoint names its quantization."""
+    for option in _OPTIONS:
+        value, by = target.command.get(option.flag), option.flag
+        if value is None and by == "--quantization":
+            value, by = checkpoint(target), "The checkpoint's quantization"
+        names = {name.lower() for name in option.values}
+        if value and not is_open(value) and value.lower() in names and target.since(option.since):
+            yield option, value, by
+
+
+@rule(topic="host")
+def option_of_another_gpu(target: LintTarget) -> Iterator[Match]:
+    for gpu in target.used_gpus()[:1]:
+        level, product = capability(gpu.name), find(gpu.name)
+        for option, value, by in _chosen(target) if level or product else ():
+            if not any(first <= level <= last for first, last in option.capabilities) and (level or option.capabilities):
+                has = f"whose compute capability is {level}" if level else "which is none of NVIDIA's"
+                yield Match(f"{by} {value} on {gpu.name}, {has}", fix=option.instead)
+
+
+@rule(topic="weights")
+def backend_of_another_attention(target: LintTarget) -> Iterator[Match]:
+    for option, value, by in _chosen(target):
+        shape = target.shape
+        if option.latent is not None and shape and shape.family and option.latent is not bool(shape.latent):
+            yield Match(f"{by} {value}, and the model has {'' if shape.latent else 'no '}multi-head latent attention")
+
+
+@rule(topic="values")
+def no_such_parser(target: LintTarget) -> Iterator[Match]:
+    for names in _NAMES:
+        value = target.command.get(names.flag)
+        listed = names.known if target.since(_LISTED) else (*names.known, *names.former)
+        if not value or is_open(value) or value in listed or not target.lacks(names.plugin):
+            continue
+        hint = did_you_mean(value, listed)
+        yield Match(
+            f"{names.flag} {value[:40]}: no release that was read has this parser{hint}"
+            if value not in names.former
+            else f"{names.flag} {value}: {target.version} has no parser of this name any more",
+            severity=None if target.since(_LISTED) else "warning",
+        )
+
+
+@rule(topic="memory")
+def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
+    judged = memory_ledger(target) if target.used_gpus() else None
+    if judged and judged.verdict == "does not fit":
+        gpu, ranks = target.used_gpus()[0].name, target.local_ranks()
+        yield Match(f"The model does not fit {f'{ranks} x ' if ranks > 1 else ''}{gpu}: {'; '.join(judged.reasons)}")
