@@ -119,6 +119,8 @@ _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
 _BY_NAME = re.compile(r"(?<=vllm==)\$?\{+(\w{1,60})\}+|(?<=vllm-openai:v)\$?\{+(\w{1,60})\}+")
 """The name of a variable that holds the release."""
+_BUILT = re.compile(r"\bVLLM_(?:REF|VERSION|TAG|BRANCH)\s*[:=]\s*[\"']?v(\d+\.\d+\.\d+)\b")
+"""vLLM's version in the variable of a text that builds it from its repository."""
 _TAGGED = re.compile(
     r"vllm(?:-(?:openai|omni|cpu|gpu|xpu|rocm)[\w-]*)?:(?:v|[a-z]+-v)?(\d+(?:\.\d+){2,3}(?:\.post\d+)?)(?![\w.]*\d)"
     r"|:[\w.-]*vllm[_-]?v?(\d+\.\d+\.\d+)|/[\w.-]*-vllm[_-]?v?(\d+\.\d+\.\d+)[\w.-]*:",
@@ -335,7 +337,7 @@ def _named(text: str) -> tuple[str, str]:
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
-    wheels = {*_PINNED.findall(text)}
+    wheels = {*_PINNED.findall(text), *(_BUILT.findall(text) if "vllm-project/vllm" in text else ())}
     if images and wheels and images != wheels:
         return "", ""  # several servers, or a step between releases
     pinned, beside = (found.pop() if len(found) == 1 else "" for found in (wheels, images))
