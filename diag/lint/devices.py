@@ -1,4 +1,4 @@
-"""Rules about options that the GPU, the model's attention or the release lacks: devices.toml, parsers.toml have the facts."""
+"""Rules about options that the GPU, the model's attention or the release lacks: devices.toml, names.toml have the facts."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import NamedTuple
 from diag.core.declarations import did_you_mean, read
 from diag.lint.host import memory_ledger
 from diag.lint.rule import LintTarget, Match, is_open, rule
+from diag.lint.terms import all_hold, value_of
 from diag.lint.weights import checkpoint
 from diag.vllm.gpus import capability, find
 
@@ -30,9 +31,9 @@ class _Names(NamedTuple):
 
 
 _OPTIONS = read(Path(__file__).with_name("devices.toml"), tuple[_Option, ...], "option")
-_NAMES = read(Path(__file__).with_name("parsers.toml"), tuple[_Names, ...], "names")
+_NAMES = read(Path(__file__).with_name("names.toml"), tuple[_Names, ...], "names")
 _LISTED = "0.33.0"
-"""The release whose names parsers.toml has."""
+"""The release whose names names.toml has."""
 
 
 def _chosen(target: LintTarget) -> Iterator[tuple[_Option, str, str]]:
@@ -65,18 +66,17 @@ def backend_of_another_attention(target: LintTarget) -> Iterator[Match]:
 
 
 @rule(topic="values")
-def no_such_parser(target: LintTarget) -> Iterator[Match]:
+def no_such_name(target: LintTarget) -> Iterator[Match]:
+    is_listed = target.since(_LISTED)
     for names in _NAMES:
-        value = target.command.get(names.flag)
-        listed = names.known if target.since(_LISTED) else (*names.known, *names.former)
-        if not value or is_open(value) or value in listed or not target.lacks(names.plugin):
+        value = value_of(names.flag, target)
+        allowed = names.known if is_listed else (*names.known, *names.former)
+        by_plugin = names.plugin and not all_hold([f"{names.plugin} absent"], target)
+        if not value or is_open(value) or value in allowed or by_plugin:
             continue
-        hint = did_you_mean(value, listed)
+        which = f"{target.version} has none of this name" if is_listed else "no release that was read has this name"
         yield Match(
-            f"{names.flag} {value[:40]}: no release that was read has this parser{hint}"
-            if value not in names.former
-            else f"{names.flag} {value}: {target.version} has no parser of this name any more",
-            severity=None if target.since(_LISTED) else "warning",
+            f"{names.flag} {value[:40]}: {which}{did_you_mean(value, allowed)}", severity=None if is_listed else "warning"
         )
 
 

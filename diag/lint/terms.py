@@ -25,14 +25,14 @@ def _holds(subject: str, operation: str, value: str, target: LintTarget) -> bool
     if operation == "absent":
         if subject.startswith("--") and not dot:
             return target.lacks(subject)
-        return not _read(subject, target) and (not subject.startswith("--") or target.has(flag))
-    if subject.startswith("--") and not target.has(flag):
+        return not value_of(subject, target) and (not dot or not flag.startswith("--") or bool(target.keys(flag)))
+    if subject.startswith("--") and not target.has(flag) and not (key and target.keys(flag)):
         return False
-    found = _read(subject, target)
+    found = value_of(subject, target)
     if operation == "given":
         return bool(found)
     if operation in (">", ">=", "<"):
-        low, high = number(found or None), number(_read(value, target) or None)
+        low, high = number(found or None), number(value_of(value, target) or None)
         if low is None or high is None:
             return False
         return low > high if operation == ">" else low < high if operation == "<" else low >= high
@@ -49,7 +49,7 @@ def _holds(subject: str, operation: str, value: str, target: LintTarget) -> bool
     return bool(tests[operation])
 
 
-def _read(subject: str, target: LintTarget) -> str:
+def value_of(subject: str, target: LintTarget) -> str:
     """Return the value of a subject as a text, "" for none."""
     command, (head, _, key) = target.command, subject.partition(".")
     if subject.startswith("--"):
