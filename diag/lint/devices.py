@@ -52,7 +52,9 @@ def option_of_another_gpu(target: LintTarget) -> Iterator[Match]:
     for gpu in target.used_gpus()[:1]:
         level, product = capability(gpu.name), find(gpu.name)
         for option, value, by in _chosen(target) if level or product else ():
-            if not any(first <= level <= last for first, last in option.capabilities) and (level or option.capabilities):
+            if not any(first <= level <= last for first, last in option.capabilities) and (
+                level or option.capabilities
+            ):
                 has = f"whose compute capability is {level}" if level else "which is none of NVIDIA's"
                 yield Match(f"{by} {value} on {gpu.name}, {has}", fix=option.instead)
 
@@ -76,7 +78,8 @@ def no_such_name(target: LintTarget) -> Iterator[Match]:
             continue
         which = f"{target.version} has none of this name" if is_listed else "no release that was read has this name"
         yield Match(
-            f"{names.flag} {value[:40]}: {which}{did_you_mean(value, allowed)}", severity=None if is_listed else "warning"
+            f"{names.flag} {value[:40]}: {which}{did_you_mean(value, allowed)}",
+            severity=None if is_listed else "warning",
         )
 
 

@@ -140,7 +140,10 @@ class Judge:
                 ]
                 findings = _of_assumed(findings, older, chosen)
             lines = [written.line(at, finding.message) for finding in findings]
-            findings = tuple(replace(each, line=line or first.line) for each, line in zip(findings, lines, strict=True))
+            findings = tuple(
+                replace(each, line=line or (first.line if is_file else 0))
+                for each, line in zip(findings, lines, strict=True)
+            )
             kept = [each for each in findings if each.rule not in {*self.ignored, *written.ignored(at)}]
             notes += mistakes if at == 0 else []
             reports.append(self._report(target, findings, kept, chosen, source, parser, notes))

@@ -167,7 +167,9 @@ def visible_gpu_not_given(target: LintTarget) -> Iterator[Match]:
     beyond = [part for part in text.split(",") if part.strip().isdigit() and given and int(part) >= given]
     if beyond and not is_open(text) and container and container.kind in ("pod", "docker run", "Compose service"):
         by = f" ({container.gpus_by})" if container.gpus_by else ""
-        yield Match(f"CUDA_VISIBLE_DEVICES names GPU {beyond[0]}, and the container has {plural(given or 0, 'GPU')}{by}")
+        yield Match(
+            f"CUDA_VISIBLE_DEVICES names GPU {beyond[0]}, and the container has {plural(given or 0, 'GPU')}{by}"
+        )
 
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -138,7 +138,9 @@ class UnknownValue(BadUsage):
     """A value that the text does not show: a rule that needs it finds nothing."""
 
 
-_HOLE = re.compile(r"[$`]|\{\{|\{[A-Za-z_][\w.]*\}|<[A-Za-z](?:[\w ./:-]*\w)?>|\[[a-z_ ]+\]|%\([a-z]\w*\)s|^(?:\.{3}|…)$")
+_HOLE = re.compile(
+    r"[$`]|\{\{|\{[A-Za-z_][\w.]*\}|<[A-Za-z](?:[\w ./:-]*\w)?>|\[[a-z_ ]+\]|%\([a-z]\w*\)s|^(?:\.{3}|…)$"
+)
 
 
 def is_open(text: str) -> bool:

@@ -587,7 +587,7 @@ def test_a_comment_with_a_reason_drops_the_findings_of_its_server(tmp_path: Path
 def test_a_finding_has_the_line_of_its_flag(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(REPOSITORY.replace("# diag", "# "))
     lines = [each["line"] for found in judged(tmp_path / "c.yaml") for each in found["findings"]]
-    assert lines == [None, 12, 13]
+    assert lines == [2, 12, 13]
 
 
 def formatted(file: Path, form: str) -> str:

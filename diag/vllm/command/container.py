@@ -87,7 +87,7 @@ def read_pod(
     limits, requests = inner(asked, "limits"), inner(asked, "requests")
     counts = ((name, _number(limits.get(name, requests.get(name)))) for name in _GPUS)
     by, gpus = next(((name, count) for name, count in counts if count is not None), ("", None))
-    is_stated = is_whole and not (spec.keys() & _GIVING_GPUS or "claims" in asked)
+    is_stated = bool({**limits, **requests}) and is_whole and not (spec.keys() & _GIVING_GPUS or "claims" in asked)
     if gpus is None and is_stated and not any("/" in name for name in (*limits, *requests)):
         gpus = 0  # no device, and no other way to one
     grace = _number(spec.get("terminationGracePeriodSeconds"))
@@ -111,7 +111,9 @@ def read_pod(
         is_whole=is_whole,
         is_alone=len(items(spec, "containers")) == 1 and not items(spec, "initContainers"),
         metrics=tuple(metrics),
-        product=" ".join(re.findall(r"[\w.-]+", f"{inner(spec, 'nodeSelector')} {inner(spec, 'affinity', 'nodeAffinity')}")),
+        product=" ".join(
+            re.findall(r"[\w.-]+", f"{inner(spec, 'nodeSelector')} {inner(spec, 'affinity', 'nodeAffinity')}")
+        ),
     )
 
 
