@@ -115,7 +115,10 @@ CONDITIONS: Mapping[str, Callable[[LintTarget], object]] = {
         target.ranks("--nnodes") > 1 and _world(target) and _world(target) % target.ranks("--nnodes")
     ),
 }
-"""The condition of each conflict that is no term of rules.toml, by its id. It holds from the release `since` of rules.toml on and before `until`."""
+"""The condition of each conflict that is no term of rules.toml, by its id.
+
+It holds from the release `since` of rules.toml on and before `until`.
+"""
 
 
 def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:

@@ -1,4 +1,4 @@
-"""Rules about options that the GPU, the model's attention or the release lacks: devices.toml, names.toml have the facts."""
+"""Rules about options that the GPU, the model's attention or the release lacks, by devices.toml and names.toml."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from diag.vllm.gpus import capability, find
 
 
 class _Option(NamedTuple):
-    """Values of a flag that GPUs of some compute capabilities have, AMD's without any; `latent` is None for any model."""
+    """Values of a flag that GPUs of these capabilities have, AMD's without any; `latent` is None for any model."""
 
     flag: str
     values: tuple[str, ...]

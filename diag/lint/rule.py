@@ -303,8 +303,8 @@ class RuleText:
     """A rule in rules.toml: the texts of the page that `diag explain ID` prints, and those of its findings.
 
     The errors of a rule that `differs_by_build` may not be errors of a build of vLLM that is not its own. `message`,
-    `since`, `until` and `removes` are those of a conflict (`conflicts.py`); it holds `when` its terms do (`terms.py`), or
-    with those of one of its `cases`.
+    `since`, `until` and `removes` are those of a conflict (`conflicts.py`), which holds `when` its terms do
+    (`terms.py`), or with those of one of its `cases`.
     """
 
     id: str

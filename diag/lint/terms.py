@@ -1,8 +1,8 @@
 """Conditions of rules.toml: terms over flags, keys of JSON flags, variables, the model, the container and the GPU.
 
-A term is `SUBJECT OPERATION [VALUE]`. A subject is `--flag`, `--flag.key`, `$VARIABLE`, `model` (its name), `model.x` and
-`container.x` (an attribute) or a number. Operations: `on`, `not-on`, `off`, `given`, `absent`, `in A,B`, `not-in A,B`,
-`matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<` with a second subject. What is unknown holds no term.
+A term is `SUBJECT OPERATION [VALUE]`. A subject is `--flag`, `--flag.key`, `$VARIABLE`, `model` (its name), `model.x`
+and `container.x` (an attribute) or a number. Operations: `on`, `not-on`, `off`, `given`, `absent`, `in A,B`,
+`not-in A,B`, `matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<` with a second subject. What is unknown holds no term.
 """
 
 import re
@@ -15,7 +15,8 @@ _UNKNOWN = "a text does not show it"
 
 def all_hold(terms: Iterable[str], target: LintTarget) -> bool:
     """Return True if every term holds; UnknownValue if one of them needs a value that the text does not show."""
-    return all(_holds(*(term.split(maxsplit=2) + [""])[:3], target) for term in terms)
+    parts = ((*term.split(maxsplit=2), "")[:3] for term in terms)
+    return all(_holds(subject, operation, value, target) for subject, operation, value in parts)
 
 
 def _holds(subject: str, operation: str, value: str, target: LintTarget) -> bool:

@@ -80,7 +80,7 @@ def _found_by_words(key: str) -> GpuModel | None:
 
 
 def of_machine(words: str) -> GpuModel | None:
-    """Find the GPU that words such as "g5.12xlarge" or "nvidia-tesla-t4" name, the largest of its name; None if unclear."""
+    """Find the GPU that words such as g5.12xlarge or nvidia-tesla-t4 name, the largest of its name; None if unclear."""
     found = set[str]()
     for word in words.lower().split():
         by_machine = (gpu for gpu in gpus().values() if re.match(rf"(?:{'|'.join(gpu.machines or '-')})[.-]", word))

@@ -748,13 +748,14 @@ ERROR          --swap-space was removed: 0.17.1 is the last release with it [rem
   why          V1 never swaps the KV cache to the CPU: it recomputes
   fix          Remove --swap-space
 
+WARNING        --api-key is written out [key_in_the_text]
+  why          Who reads the file, its history or the list of processes has it
+  fix          Use the variable VLLM_API_KEY from a secret in place of --api-key, and replace the
+               key
+
 WARNING        --disable-log-stats removes every vllm:... metric [no_metrics]
   why          Neither Prometheus nor diag can tell how the server performs
   fix          Remove --disable-log-stats
-
-WARNING        --api-key is written out [key_in_the_text]
-  why          Who reads the file, its history or the list of processes has it
-  fix          Use the variable VLLM_API_KEY from a secret in place of --api-key, and replace the key
 
 INFO           --enforce-eager disables CUDA graphs and compilation [eager]
   why          Every decode step launches its kernels one by one: short steps get much slower on a

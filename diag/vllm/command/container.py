@@ -48,8 +48,7 @@ class Container(NamedTuple):
     not answer, by its name. `grace` is terminationGracePeriodSeconds, `pre_stop` the sleep of the preStop hook.
     `is_pod` is True in Kubernetes; `is_whole` is False if a chart or an operator adds to what the text shows,
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
-    `metrics` are the names that an autoscaler of the same text reads, `product` has words one of which may name the GPUs
-    or the kind of machine.
+    `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
     kind: str = "container"
