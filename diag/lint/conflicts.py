@@ -10,7 +10,7 @@ from dataclasses import replace
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, plural, quantity
 from diag.lint.host import memory_setup
-from diag.lint.rule import Case, LintRule, LintTarget, Match, is_open, number, removal, rule, text_of, texts
+from diag.lint.rule import Case, LintRule, LintTarget, Match, number, removal, rule, text_of, texts
 from diag.lint.terms import all_hold
 from diag.vllm.command.redaction import value
 from diag.vllm.deployments import deployment
@@ -22,7 +22,6 @@ _BATCH, _SEQS, _LEN = "--max-num-batched-tokens", "--max-num-seqs", "--max-model
 _PARTIAL = "--max-num-partial-prefills"
 _TP, _PP, _DP = (f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "data"))
 _CONTEXT = "--prefill-context-parallel-size"
-_SPECULATION_KEYS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
 _ROOMY = 0.5
 """Share of one GPU's budget up to which the weights leave most of it to the KV cache, without any parallelism."""
 
@@ -61,55 +60,18 @@ CONDITIONS: Mapping[str, Callable[[LintTarget], object]] = {
     "larger_step_than_work": lambda target: _is_more(
         target.number(_BATCH), (target.number(_SEQS) or math.inf) * (target.number(_LEN) or math.inf)
     ),
-    "falls_back_to_v0": lambda target: (
-        any(_is_more(target.number(flag), 1) for flag in (_PARTIAL, "--num-scheduler-steps"))
-        and target.command.environment.get("VLLM_USE_V1") != "0"
-    ),
-    "speculation_given_twice": lambda target: any(
-        target.has(flag) and key in target.keys("--speculative-config") for flag, key in _SPECULATION_KEYS.items()
-    ),
-    "parser_missing": lambda target: (
-        target.is_on("--enable-auto-tool-choice")
-        and not target.has("--tool-call-parser")
-        and not any(is_open(target.command.words[at]) for at in target.command.strays)
-    ),
-    "capture_sizes_given_twice": lambda target: any(
-        target.has("--" + key.replace("_", "-")) and target.keys("--compilation-config").get(key)
-        for key in ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
-    ),
-    "more_local_ranks_than_ranks": lambda target: _is_more(
-        target.number("--data-parallel-size-local"), target.ranks(_DP)
-    ),
-    "rank_out_of_range": lambda target: (
-        target.has("--data-parallel-rank") and (target.number("--data-parallel-rank") or 0) >= target.ranks(_DP) > 1
-    ),
     "context_ranks_do_not_divide": lambda target: (
         target.ranks(_TP) % target.ranks("--decode-context-parallel-size")
         and target.ranks("--prefill-context-parallel-size") == 1
     ),
-    "numa_nodes_without_binding": lambda target: (
-        (target.has("--numa-bind-nodes") or target.has("--numa-bind-cpus")) and not target.is_on("--numa-bind")
-    ),
     "balanced_experts_of_one_rank": lambda target: (
         target.is_on("--enable-eplb") and target.is_on("--enable-expert-parallel") and _is_one_rank(target)
-    ),
-    "redundant_experts_without_balancing": lambda target: (
-        (number(str(target.keys("--eplb-config").get("num_redundant_experts"))) or 0) > 0
-        and target.lacks("--enable-eplb")
     ),
     "expert_parallel_of_one_rank": lambda target: (
         target.is_on("--enable-expert-parallel")
         and not target.is_on("--enable-eplb")
         and (not target.shape or not target.shape.family or target.shape.experts)
         and _is_one_rank(target)
-    ),
-    "external_balancer_without_ranks": lambda target: (
-        target.is_on("--data-parallel-external-lb") and (target.lacks(_DP) or number(target.command.get(_DP)) == 1)
-    ),
-    "hybrid_balancer_without_local_ranks": lambda target: (
-        target.is_on("--data-parallel-hybrid-lb")
-        and not target.is_on("--data-parallel-external-lb")
-        and target.lacks("--data-parallel-size-local", "--data-parallel-rank", "--nnodes")
     ),
     "ranks_do_not_fill_the_nodes": lambda target: (
         target.ranks("--nnodes") > 1 and _world(target) and _world(target) % target.ranks("--nnodes")
@@ -127,13 +89,13 @@ def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:
     `{flag}` in its message and its fix is the value of --flag; the correction removes the flags `removes`.
     """
     text = text_of(id)
-    cases = text.cases or (Case((), text.fix),)
+    cases = text.cases or (Case(()),)
 
     def check(target: LintTarget) -> Iterator[Match]:
         in_span = (not text.since or target.since(text.since)) and not (text.until and target.since(text.until))
         case = next((case for case in cases if all_hold((*text.when, *case.when), target)), None) if in_span else None
         if case and holds(target):
-            message, fix = case.message or text.message, case.fix
+            message, fix = case.message or text.message, case.fix or text.fix
             for flag in known():
                 if "{" + flag[2:] + "}" in message + fix:
                     option = target.command.all(flag)[-1:]
@@ -147,7 +109,7 @@ def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:
         in_general = in_general.replace("{" + flag[2:] + "}", f"the value of {flag}")
     releases = f", from vLLM {text.since} {f'until {text.until}' if text.until else 'on'}" if text.since else ""
     finds = f"{text.title}{releases}. Values that the command does not give are not compared."
-    return LintRule(**{**vars(text), "finds": finds, "fix": in_general}, check=check, topic="conflicts")
+    return LintRule(**{**vars(text), "finds": finds, "fix": in_general}, check=check)
 
 
 CONFLICTS = tuple(

@@ -172,18 +172,6 @@ def visible_gpu_not_given(target: LintTarget) -> Iterator[Match]:
         )
 
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-@rule()
-def listens_on_loopback(target: LintTarget) -> Iterator[Match]:
-    container, host = target.command.container, target.command.get("--host")
-    if not container or host not in _LOOPBACK or not container.is_alone or target.shares_container:
-        return
-    if container.published or (container.is_pod and container.checks):
-        yield Match(f"--host {host} in a container: nothing outside it reaches the server")
-
-
 _PORT = 8000
 
 

@@ -291,10 +291,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Case:
-    """Terms that hold beside those of the rule, the fix and the message there; the first case that holds is found."""
+    """Terms that hold beside those of the rule, with a fix and a message of their own."""
 
     when: tuple[str, ...]
-    fix: str
+    fix: str = ""
     message: str = ""
 
 
@@ -304,7 +304,7 @@ class RuleText:
 
     The errors of a rule that `differs_by_build` may not be errors of a build of vLLM that is not its own. `message`,
     `since`, `until` and `removes` are those of a conflict (`conflicts.py`), which holds `when` its terms do
-    (`terms.py`), or with those of one of its `cases`.
+    (`terms.py`), or with those of the first of its `cases` that holds. `topic` is its page in docs/lint-rules.
     """
 
     id: str
@@ -321,6 +321,7 @@ class RuleText:
     removes: tuple[str, ...] = ()
     when: tuple[str, ...] = ()
     cases: tuple[Case, ...] = ()
+    topic: str = "conflicts"
 
 
 _SUBJECT = re.compile(r"(?:--?[A-Za-z]|VLLM_)[\w.-]*(?:, --?[A-Za-z][\w.-]*)*")
@@ -330,10 +331,9 @@ Check = Callable[[LintTarget], Iterator[Match]]
 
 @dataclass(frozen=True)
 class LintRule(RuleText):
-    """A rule with its `check`; `topic` is its page in docs/lint-rules."""
+    """A rule with its `check`."""
 
     check: Check = field(kw_only=True)
-    topic: str = field(kw_only=True)
 
     def findings(self, target: LintTarget) -> Iterator[LintFinding]:
         """Yield a finding for each match, with the texts of the rule if the match has none; end at an unknown value."""
@@ -371,7 +371,7 @@ def rule(topic: str = "", **numbers: object) -> Callable[[Check], LintRule]:
         for name, number in numbers.items():
             finds = finds.replace("{" + name + "}", str(number))
         module = check.__module__.rpartition(".")[2]
-        return LintRule(**{**vars(text), "finds": finds}, check=check, topic=topic or module)
+        return LintRule(**{**vars(text), "finds": finds, "topic": topic or module}, check=check)
 
     return declared
 

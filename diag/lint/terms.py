@@ -25,7 +25,9 @@ def _holds(subject: str, operation: str, value: str, target: LintTarget) -> bool
         return target.is_off(subject) if operation == "off" else target.is_on(subject) is (operation == "on")
     if operation == "absent":
         if subject.startswith("--") and not dot:
-            return target.lacks(subject)
+            command = target.command
+            hidden = (command.config and command.elsewhere) or any(is_open(command.words[at]) for at in command.strays)
+            return not hidden and command.get(subject) is None
         return not value_of(subject, target) and (not dot or not flag.startswith("--") or bool(target.keys(flag)))
     if subject.startswith("--") and not target.has(flag) and not (key and target.keys(flag)):
         return False
@@ -37,8 +39,8 @@ def _holds(subject: str, operation: str, value: str, target: LintTarget) -> bool
         if low is None or high is None:
             return False
         return low > high if operation == ">" else low < high if operation == "<" else low >= high
-    if not found and not (subject.startswith("container") and operation == "lacks"):
-        return False
+    if not found:
+        return operation == "lacks"
     if is_open(found):
         raise UnknownValue(_UNKNOWN)
     tests: Mapping[str, object] = {
