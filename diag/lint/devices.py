@@ -23,7 +23,7 @@ class _Option(NamedTuple):
     instead: str = "Remove it: vLLM chooses one that the GPU has"
 
 
-class _Names(NamedTuple):
+class _NameList(NamedTuple):
     flag: str
     plugin: str
     known: tuple[str, ...]
@@ -31,7 +31,7 @@ class _Names(NamedTuple):
 
 
 _OPTIONS = read(Path(__file__).with_name("devices.toml"), tuple[_Option, ...], "option")
-_NAMES = read(Path(__file__).with_name("names.toml"), tuple[_Names, ...], "names")
+_NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "names")
 _LISTED = "0.33.0"
 """The release whose names names.toml has."""
 
