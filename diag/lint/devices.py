@@ -70,7 +70,7 @@ def backend_of_another_attention(target: LintTarget) -> Iterator[Match]:
 @rule(topic="values")
 def no_such_name(target: LintTarget) -> Iterator[Match]:
     is_listed = target.since(_LISTED)
-    for names in _NAMES:
+    for names in () if target.build else _NAMES:  # a build of its own has names of its own
         value = value_of(names.flag, target)
         allowed = names.known if is_listed else (*names.known, *names.former)
         by_plugin = names.plugin and not all_hold([f"{names.plugin} absent"], target)
