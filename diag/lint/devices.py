@@ -9,7 +9,7 @@ from diag.lint.host import memory_ledger
 from diag.lint.rule import LintTarget, Match, is_open, rule
 from diag.lint.terms import all_hold, value_of
 from diag.lint.weights import checkpoint
-from diag.vllm.gpus import capability, find
+from diag.vllm.gpus import capability
 
 
 class _Option(NamedTuple):
@@ -50,13 +50,10 @@ def _chosen(target: LintTarget) -> Iterator[tuple[_Option, str, str]]:
 @rule(topic="host")
 def option_of_another_gpu(target: LintTarget) -> Iterator[Match]:
     for gpu in target.used_gpus()[:1]:
-        level, product = capability(gpu.name), find(gpu.name)
-        for option, value, by in _chosen(target) if level or product else ():
-            if not any(first <= level <= last for first, last in option.capabilities) and (
-                level or option.capabilities
-            ):
-                has = f"whose compute capability is {level}" if level else "which is none of NVIDIA's"
-                yield Match(f"{by} {value} on {gpu.name}, {has}", fix=option.instead)
+        level = capability(gpu.name)
+        for option, value, by in _chosen(target) if level else ():  # what AMD's GPUs lack is not listed
+            if not any(first <= level <= last for first, last in option.capabilities):
+                yield Match(f"{by} {value} on {gpu.name}, whose compute capability is {level}", fix=option.instead)
 
 
 @rule(topic="weights")

@@ -503,6 +503,11 @@ TABLE = {
         "resources: {accelerators: {L4: 1}}\nrun: vllm serve Qwen/Qwen2.5-72B-Instruct --max-model-len 4096\n",
         [{"model_does_not_fit": 2}],
     ),
+    "what an option needs of NVIDIA's GPUs": (
+        "s.yaml",
+        "resources: {accelerators: {MI300X: 1}}\nrun: vllm serve m --dtype bfloat16 --quantization fp8\n",
+        [{}],
+    ),
     "a list called as vLLM's arguments": (
         "values.yaml",
         "image: {vllm: {repository: vllm/vllm-openai, tag: latest}}\n"
