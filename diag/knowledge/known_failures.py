@@ -16,6 +16,7 @@ from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
 from diag.knowledge.platforms import kernel_of, platform_of, way_around
+from diag.knowledge.raised_errors import RaisedError, raised_by_vllm
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import known, release, versions
@@ -32,10 +33,11 @@ FILES = {
     "compilation": "Compilers and CUDA graphs",
     "ranks": "Several ranks and nodes",
     "shapes": "What the error itself asks for",
+    "raised": "What vLLM's own source says of its error",
     "places": "By the place in the code, for exceptions of no other kind",
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
-PLACES, SHAPES = "places", "shapes"
+PLACES, RAISED, SHAPES = "places", "raised", "shapes"
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
 it is the usual one of such an error."""
@@ -250,12 +252,15 @@ def known_failure(
     """
     if not texts:  # reading the table takes a tenth of a second
         return None
-    tiers: list[list[FailureKind]] = [[], [], [], []]
+    tiers: list[list[FailureKind]] = [[], [], [], [], []]
+    late = {SHAPES: 2, RAISED: 3, PLACES: 4}
     for failure in table():
-        is_late = failure.generic or failure.file == SHAPES
-        tiers[0 if failure.has_context else 3 if failure.file == PLACES else 2 if is_late else 1].append(failure)
+        tiers[0 if failure.has_context else late.get(failure.file, 3 if failure.generic else 1)].append(failure)
     spare: KnownFailure | None = None
-    for kinds in tiers:
+    for number, kinds in enumerate(tiers):
+        if number == late[RAISED]:
+            raised = raised_by_vllm(texts[0], frames)
+            texts, frames = (_with_source(texts, raised, context), frames or f"{raised.module}:") if raised else (texts, frames)
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
@@ -277,6 +282,22 @@ def known_failure(
                 seen = values.get("", "")
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return spare
+
+
+def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext) -> Sequence[str]:
+    """Add to an error of vLLM's code its module and its options; those that the server was given, if it was any."""
+    arguments = _GIVEN.search(context.nearby)
+    given = [name for name in raised.options if arguments and f"'{name[2:].replace('-', '_')}':" in arguments["args"]]
+    options = " and ".join(given or raised.options)
+    reading = f" reading {options}" if options else ""
+    until = f" to {raised.last}" if raised.last else ""
+    return (f"{texts[0]}\nraised by {raised.module}{until}{reading}", *texts)
+
+
+def _after(version: str) -> str:
+    """Return the minor release behind one."""
+    major, minor = release(version)[:2]
+    return f"{major}.{minor + 1}"
 
 
 def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
@@ -417,6 +438,7 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "flag": lambda name: option if (option := f"--{name.replace('_', '-')}") in known() else name,
     "double": lambda value: str(int(_number(value)) * 2),
     "gib": lambda size: f"{_number(size) / 2**30:.1f}",
+    "after": _after,
     "lora_rank": _lora_rank,
     "scaled": _scaled,
     "cuda": lambda release: f"{int(release) // 1000}.{int(release) % 1000 // 10}",
