@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
@@ -75,7 +75,8 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
             empty.append(f"{printable(text.name)} has no text: there is nothing to judge")
             continue
         cut = (f"of {text.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
-        origin = Origin("log", printable(text.name), every=EVERY, notes=(*(cut if text.last else ()), *remark))
+        notes = (*(cut if text.last else ()), *remark, *_year_note(lines, its_zone, text.written))
+        origin = Origin("log", printable(text.name), every=EVERY, notes=notes)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
         near = nearby(lines, log.current.states.reason_number, its_zone, text.written)
@@ -115,6 +116,15 @@ def _latest(lines: Sequence[Line], zone: tzinfo | None, written: float) -> float
     """Return the latest time of the last lines, 0 without any."""
     parser = LineParser(zone)
     return max((at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)), default=0.0)
+
+
+def _year_note(lines: Sequence[Line], zone: tzinfo | None, written: float) -> tuple[str, ...]:
+    """Return a note if the last lines with a time have no year."""
+    parser = LineParser(zone)
+    times = [at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)]
+    year = datetime.fromtimestamp(times[-1], zone).year if times else 0
+    note = f"its lines have no year: {year} is the latest that fits; an older log has the same dates"
+    return (note,) if times and parser.assumed_year else ()
 
 
 def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:

@@ -24,8 +24,8 @@ MOST_TEXT = 90
 """Characters of a message that tell it from the others; it is kept to the end of the word."""
 OLDEST = "0.8.5"
 """The oldest release that the project judges: what went before it is not kept."""
-OF_PYTHON = re.compile("object has no attribute|object is not|has no attribute")
-"""What Python itself says, too."""
+NO_REASON = re.compile("object has no attribute|object is not|has no attribute|[Ss]ee (?:root cause|.{0,20}stack ?trace)|check the stack trace")
+"""What Python itself says, too, and what only names another exception."""
 SKIPPED = re.compile(r"vllm/(?:benchmarks|third_party|vllm_flash_attn|transformers_utils/configs|assets)/|/tests?/")
 _VAGUE = {"model", "dtype", "device", "seed", "tokenizer", "quantization", "port", "host", "revision", "task", "config"}
 """Options that are the names of much else; they count if a message names them with dashes."""
@@ -127,7 +127,7 @@ class _Sites(ast.NodeVisitor):
         text, filled = template_of(message, self._texts)
         text = re.sub(rf"(?:\s|{ANY})*{ANY}(?:\s|{ANY})*", lambda gap: f" {ANY} " if " " in gap[0] else ANY, text)
         text = re.sub(r" +", " ", text.replace("\n", " ")).strip(f" {ANY}")
-        if OF_PYTHON.search(text):
+        if NO_REASON.search(text):
             return
         letters = re.sub(rf"[^A-Za-z{ANY} ]", "", text)
         if sum(map(str.isalpha, letters)) < FEWEST_LETTERS or len(re.findall("[A-Za-z]{2,}", text)) < FEWEST_WORDS:
