@@ -43,7 +43,8 @@ def _messages() -> tuple[tuple[str, Sequence[str], RaisedError], ...]:
 def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
     """Return the error of vLLM's code that a line shows, None if it is none; of several that of the longest text.
 
-    `frames` are the innermost frames of its traceback: a module that they name comes before others.
+    `frames` are the innermost frames of its traceback, "" if unknown: a file of that name has to be among them (modules
+    move between releases), since other programs copy vLLM's words.
     """
     name = _CLASS.match(text)
     if name is None:
@@ -52,7 +53,8 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
     found: tuple[bool, int, RaisedError] | None = None
     for kind, parts, error in _messages():
         length = sum(map(len, parts))
-        if kind != name["name"] or length < FEWEST or not _holds(message, parts):
+        is_elsewhere = bool(frames) and f"/{error.module.rpartition('/')[2]}:" not in frames
+        if kind != name["name"] or length < FEWEST or is_elsewhere or not _holds(message, parts):
             continue
         if found is None or (error.module in frames, length) > found[:2]:
             found = error.module in frames, length, error
