@@ -253,14 +253,13 @@ def known_failure(
     if not texts:  # reading the table takes a tenth of a second
         return None
     tiers: list[list[FailureKind]] = [[], [], [], [], []]
-    late = {SHAPES: 2, RAISED: 3, PLACES: 4}
+    tier_of = {SHAPES: 2, RAISED: 3, PLACES: 4}
     for failure in table():
-        tiers[0 if failure.has_context else late.get(failure.file, 3 if failure.generic else 1)].append(failure)
+        tiers[0 if failure.has_context else tier_of.get(failure.file, 3 if failure.generic else 1)].append(failure)
     spare: KnownFailure | None = None
     for number, kinds in enumerate(tiers):
-        if number == late[RAISED]:
-            raised = raised_by_vllm(texts[0], frames)
-            texts, frames = (_with_source(texts, raised, context), frames or f"{raised.module}:") if raised else (texts, frames)
+        if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
+            texts, frames = _with_source(texts, raised, context), frames or f"{raised.module}:"
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
@@ -288,16 +287,8 @@ def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext)
     """Add to an error of vLLM's code its module and its options; those that the server was given, if it was any."""
     arguments = _GIVEN.search(context.nearby)
     given = [name for name in raised.options if arguments and f"'{name[2:].replace('-', '_')}':" in arguments["args"]]
-    options = " and ".join(given or raised.options)
-    reading = f" reading {options}" if options else ""
-    until = f" to {raised.last}" if raised.last else ""
-    return (f"{texts[0]}\nraised by {raised.module}{until}{reading}", *texts)
-
-
-def _after(version: str) -> str:
-    """Return the minor release behind one."""
-    major, minor = release(version)[:2]
-    return f"{major}.{minor + 1}"
+    reading = f" reading {' and '.join(given or raised.options)}" if raised.options else ""
+    return (f"{texts[0]}\nraised by {raised.module}{raised.last and f' to {raised.last}'}{reading}", *texts)
 
 
 def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
@@ -438,11 +429,11 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "flag": lambda name: option if (option := f"--{name.replace('_', '-')}") in known() else name,
     "double": lambda value: str(int(_number(value)) * 2),
     "gib": lambda size: f"{_number(size) / 2**30:.1f}",
-    "after": _after,
+    "after": lambda last: f"{release(last)[0]}.{release(last)[1] + 1}",
     "lora_rank": _lora_rank,
     "scaled": _scaled,
     "cuda": lambda release: f"{int(release) // 1000}.{int(release) % 1000 // 10}",
     "pip": lambda module: _packages().get(str(module), str(module)),
 }
-"""What the texts compute; `cuda` is the release that the driver reports as 12020, `pip` the package of a module and
-`flag` the option of a field."""
+"""What the texts compute; `after` is the minor release behind one, `cuda` the release that the driver reports as 12020,
+`pip` the package of a module and `flag` the option of a field."""

@@ -14,7 +14,9 @@ from diag.core.declarations import PACKAGE
 
 FEWEST = 14
 """Characters of the fixed parts of a message that tell it."""
-_CLASS = re.compile(r"^(?:[\w.]{1,120}\.)?(?P<name>[A-Z]\w{2,80}): ")
+_CLASS = re.compile(r"(?m)^(?:[\w.]{1,120}\.)?(?P<name>[A-Z]\w{2,80}): ")
+_OF_PYDANTIC = (("Value error, ", "\nValueError: "), ("Assertion failed, ", "\nAssertionError: "))
+"""What pydantic makes of an error that vLLM's code raises while it checks its configuration."""
 
 
 class RaisedError(NamedTuple):
@@ -32,9 +34,10 @@ class RaisedError(NamedTuple):
 def _messages() -> tuple[tuple[str, Sequence[str], RaisedError], ...]:
     """Return the class, the fixed parts and the origin of each message."""
     content = json.loads((PACKAGE / "knowledge" / "failures" / "raised.json").read_text(encoding="utf-8"))
-    *older, _ = content["releases"]
+    gone = dict(enumerate(content["releases"][:-1]))
+    kinds = content["kinds"]
     return tuple(
-        (content["kinds"][kind], parts, RaisedError(module, tuple(options.split()), dict(enumerate(older)).get(last, "")))
+        (kinds[kind], parts, RaisedError(module, tuple(options.split()), gone.get(last, "")))
         for module, errors in content["modules"].items()
         for kind, _, last, options, *parts in errors
     )
@@ -46,27 +49,18 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
     `frames` are the innermost frames of its traceback, "" if unknown: a file of that name has to be among them (modules
     move between releases), since other programs copy vLLM's words.
     """
-    name = _CLASS.match(text)
+    for said, raised in _OF_PYDANTIC:
+        text = text.replace(said, raised)
+    *_, name = None, *_CLASS.finditer(text)
     if name is None:
         return None
     message = " ".join(text[name.end() :].split())
-    found: tuple[bool, int, RaisedError] | None = None
-    for kind, parts, error in _messages():
-        length = sum(map(len, parts))
-        is_elsewhere = bool(frames) and f"/{error.module.rpartition('/')[2]}:" not in frames
-        if kind != name["name"] or length < FEWEST or is_elsewhere or not _holds(message, parts):
-            continue
-        if found is None or (error.module in frames, length) > found[:2]:
-            found = error.module in frames, length, error
-    return found[2] if found else None
-
-
-def _holds(message: str, parts: Sequence[str]) -> bool:
-    """Return True if a message has these parts in their order."""
-    at = 0
-    for part in map(str.strip, parts):
-        at = message.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
-    return True
+    shown = [
+        (sum(map(len, parts)), error)
+        for kind, parts, error in _messages()
+        if kind == name["name"] and parts[0].strip() in message
+        if re.search(".*?".join(re.escape(part.strip()) for part in parts), message)
+        if not frames or f"/{error.module.rpartition('/')[2]}:" in frames
+    ]
+    length, longest = max(shown, key=lambda each: each[0], default=(0, None))
+    return longest if length >= FEWEST else None

@@ -45,6 +45,8 @@ SAME_END = 600.0
 """Seconds between what another program logged and the end that it may have brought about."""
 MOST_ENDS, SKEW = 500, 120.0
 """Last lines whose times refute a zone, and seconds by which clocks may differ."""
+YEAR_IS_SURE = 30 * 86_400.0
+"""Seconds between the last line and the moment at which the file was written, up to which the year is not in doubt."""
 DUE = 0.9
 """Share of `EVERY` after which a sample is due: stats lines come a little early or late."""
 PROBE = re.compile(r'- "(?:GET|HEAD) /(?:health|metrics|ping|livez|readyz|load|version|v1/models)\b')
@@ -119,12 +121,12 @@ def _latest(lines: Sequence[Line], zone: tzinfo | None, written: float) -> float
 
 
 def _year_note(lines: Sequence[Line], zone: tzinfo | None, written: float) -> tuple[str, ...]:
-    """Return a note if the last lines with a time have no year."""
+    """Return a note if the last lines with a time have no year, and the file is not as old as they seem to be."""
     parser = LineParser(zone)
-    times = [at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)]
-    year = datetime.fromtimestamp(times[-1], zone).year if times else 0
-    note = f"its lines have no year: {year} is the latest that fits; an older log has the same dates"
-    return (note,) if times and parser.assumed_year else ()
+    latest = max((at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)), default=written)
+    year = datetime.fromtimestamp(latest, zone).year
+    note = f"its lines have no year: {year} is the latest that fits"
+    return (note,) if parser.assumed_year and written - latest > YEAR_IS_SURE else ()
 
 
 def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:

@@ -1,6 +1,6 @@
 """The errors that vLLM's own code raises, for diag/knowledge/failures/raised.json.
 
-`python -m tests.support.raised_errors 0.8.5=FOLDER 0.33.0=FOLDER ...` reads the folders `vllm` of wheels, sdists or
+`PYTHONPATH=tests python -m support.raised_errors 0.8.5=FOLDER 0.33.0=FOLDER ...` reads the folders `vllm` of wheels or
 installations, oldest release first. A message is kept as its fixed parts. Of the options count those that the message
 names or fills in and, if it has none, those that the condition above the `raise` reads.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from diag.core.declarations import PACKAGE
-from diag.vllm.flags.registry import known
+from diag.vllm.flags.registry import known, release
 
 FILE = PACKAGE / "knowledge" / "failures" / "raised.json"
 ANY = "\0"
@@ -24,7 +24,7 @@ MOST_TEXT = 90
 """Characters of a message that tell it from the others; it is kept to the end of the word."""
 OLDEST = "0.8.5"
 """The oldest release that the project judges: what went before it is not kept."""
-NO_REASON = re.compile("object has no attribute|object is not|has no attribute|[Ss]ee (?:root cause|.{0,20}stack ?trace)|check the stack trace")
+NO_REASON = re.compile("has no attribute|object is not|[Ss]ee (?:root cause|.{0,20}stack ?trace)|check the stack trace")
 """What Python itself says, too, and what only names another exception."""
 SKIPPED = re.compile(r"vllm/(?:benchmarks|third_party|vllm_flash_attn|transformers_utils/configs|assets)/|/tests?/")
 _VAGUE = {"model", "dtype", "device", "seed", "tokenizer", "quantization", "port", "host", "revision", "task", "config"}
@@ -98,7 +98,7 @@ class _Sites(ast.NodeVisitor):
         self.generic_visit(node)
         self._conditions, self._texts = conditions, texts
 
-    visit_AsyncFunctionDef = visit_FunctionDef
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -153,10 +153,12 @@ def content(packages: dict[str, Path]) -> dict[str, object]:
         for module, site in sites(package):
             first = found.get((site.kind, site.template), ("", number, 0, ()))[1]
             found[site.kind, site.template] = module, first, number, site.options
-    found = {key: at for key, at in found.items() if at[2] >= list(packages).index(OLDEST)}
+    found = {key: at for key, at in found.items() if release([*packages][at[2]]) >= release(OLDEST)}
     kinds = sorted({kind for kind, _ in found})
     modules: dict[str, list[list[object]]] = {}
-    for (kind, template), (module, first, last, options) in sorted(found.items(), key=lambda each: (each[1][0], each[0])):
+    for (kind, template), (module, first, last, options) in sorted(
+        found.items(), key=lambda each: (each[1][0], each[0])
+    ):
         parts = template[: template.find(" ", MOST_TEXT) if " " in template[MOST_TEXT:] else None].split(ANY)
         modules.setdefault(module, []).append([kinds.index(kind), first, last, " ".join(options), *parts])
     return {"releases": list(packages), "kinds": kinds, "modules": modules}
@@ -164,5 +166,7 @@ def content(packages: dict[str, Path]) -> dict[str, object]:
 
 if __name__ == "__main__":
     pairs = (argument.split("=", 1) for argument in sys.argv[1:])
-    written = json.dumps(content({release: Path(folder) for release, folder in pairs}), ensure_ascii=False, separators=(",", ":"))
+    written = json.dumps(
+        content({release: Path(folder) for release, folder in pairs}), ensure_ascii=False, separators=(",", ":")
+    )
     FILE.write_text(written.replace('],"vllm/', '],\n"vllm/') + "\n", encoding="utf-8")
