@@ -19,7 +19,8 @@ from diag.vllm.flags.registry import known, understood
 _DATA = tomllib.loads((Path(__file__).parent / "secret_forms.toml").read_text(encoding="utf-8"))
 _HARMLESS = tuple(_DATA["harmless_ends"])
 _SECRET = re.compile(
-    rf"(?i)(?:.*(?:{'|'.join(_DATA['name_parts'])})|(?:.*[-_.])?(?:{'|'.join(_DATA['names'])}))\d*(?:[-_.].*)?", re.DOTALL
+    rf"(?i)(?:.*(?:{'|'.join(_DATA['name_parts'])})|(?:.*[-_.])?(?:{'|'.join(_DATA['names'])}))\d*(?:[-_.].*)?",
+    re.DOTALL,
 )
 _MOST_NAME = 100
 _PHRASES = re.compile(r"(?i).*(?:authorization|cookie|passw|passphrase|passcode|pwd)")
@@ -30,11 +31,16 @@ _NAME = re.compile(
     r"(?P<mark>(?<!\\)\\*[\"'`])?(?:(?<![\w.\u2013\u2014-])|(?<=\]\.))"
     rf"(?P<name>[\u2013\u2014-]{{0,2}}(?!\d){_LETTER}(?:{_LETTER}|[.-])*)"
 )
-_BREAK = r"(?:(?:(?:![\w.-]+[ \t]+)?[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?)?[ \t]*\\?(?:\r?\n[ \t]*){1,3}(?:-[ \t]+)?)?"
+_OPENING = r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?)?"
+"""YAML's sign of a block, and a shell's of a here-document."""
+_BREAK = rf"(?:[&!][\w.-]+[ \t]*(?=[|>\r\n]))?(?:{_OPENING}[ \t]*\\?(?:\r?\n[ \t]*){{1,3}}(?:-[ \t]+)?)?"
 """The end of a line within a value: of YAML's blocks, of a shell, of a list."""
+_SIGN = (
+    r":\s*(?:str|SecretStr|Optional\[\w+\])(?:\s*\|\s*None)?\s*=(?!=)|[=!]=(?=\s*[\"'])|[ \t]+(?:is|was|value)[:=]"
+    r"|={1,3}>|-+>|:=|<<<|\.{4,}:?|[=:>：＝→](?:\*\*)?"
+)
 _BEHIND = re.compile(
-    r"(?P<closed>\\*[\"'`]\]?|\*\*|\](?=\s*=))?(?:\s*(?P<sign>:\s*(?:str|SecretStr|Optional\[\w+\])(?:\s*\|\s*None)?\s*=(?!=)"
-    rf"|={{1,3}}>|-+>|:=|<<<|\.{{4,}}:?|[=:>：＝](?:\*\*)?)[ \t]*{_BREAK}|\s*(?P<comma>,)\s*"
+    rf"(?P<closed>\\*[\"'`]\]?|\*\*|(?:\[\]|\])(?=\s*[=:]))?(?:\s*(?P<sign>{_SIGN})[ \t]*{_BREAK}|\s*(?P<comma>,)\s*"
     rf"|(?P<space>[ \t]+(?:\\\r?\n[ \t]*)?|[ \t]*\r?\n[ \t]*(?:-[ \t]+)?))"
 )
 """What separates a name from its value."""
@@ -43,12 +49,14 @@ _CELL, _TO_CELL = re.compile(r"(?:[|│┃]|(?<![^\n]))[ \t]*`?\Z"), re.compile(
 _CELL_END = re.compile(r"[ \t]*[|│┃]|$", re.MULTILINE)
 """A row of a Markdown table."""
 _SIBLING = re.compile(
-    r"(?i)(?:(?<![\w.])(?:name|key|k|header|field|variable)(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
-    r"|\bvariable[ \t]+\"|^[ \t]*(?=[\w.-]+:?[ \t]*\r?$))(?P<name>[^\W\d][\w.-]{0,100})",
+    r"(?i)(?:(?:(?<![\w.])|(?<=\]\.))(?:name|key|k|header|field|var(?:iable)?|label|id|param(?:eter)?|option)(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
+    r"|\b(?:variable|resource)[ \t]+\"|^[ \t]*(?=[\w.-]+:?[ \t]*\r?$))(?P<name>[^\W\d][\w.-]{0,100})",
     re.MULTILINE,
 )
 """A field that holds a name, whose value is another field: of Kubernetes' objects, of headers, of pydantic's errors."""
-_VALUES = re.compile(r"(?i)(?<![\w.-])(?:(?:input_)?val(?:ue)?|content|v|old|new|default)(?=\\*[\"'`]?\s*[:=>])")
+_VALUES = re.compile(
+    r"(?i)(?:(?<![\w.-])|(?<=\]\.))(?:(?:input_)?val(?:ue)?|content|v|old|new|default|result|text|is)(?=\\*[\"'`]?\s*[:=>])"
+)
 _CLOSES = re.compile(r"[})]")
 _FARTHEST, _MOST_LINES = 300, 4
 """Characters between two such fields; lines."""
@@ -70,8 +78,8 @@ _FLAG = re.compile(r"(?:\\*[\"'`])?(?P<name>--?[A-Za-z][\w.-]*)")
 _BETWEEN = re.compile(r"(?:\s*,\s*|[ \t]+)(?![\"'`\\]{0,3}-|[\s&|;<>]|\Z)")
 """What separates two values of a flag; the next word is no flag, and no operator of a shell."""
 _OPENS = re.compile(
-    r"(?P<name>-{0,2}[^\W\d][\w.-]*)[\\\"'`\]]*[ \t]*(?:=>|->|[:=：>])?[ \t]*(?:![\w.-]+[ \t]+)?"
-    r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?|[\[({])?[ \t,]*\\?\s*\Z"
+    r"(?P<name>-{0,2}[^\W\d][\w.-]*)[\\\"'`\]]*[ \t]*(?:=>|->|[:=：>])?[ \t]*(?:[&!][\w.-]+[ \t]*)?"
+    r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?|[\[({]|[\"'][^\"']{0,200}\Z)?[ \t,]*\\?\s*\Z"
 )
 """A name at the end of a line, whose value may stand in the next one."""
 _BEGINS = re.compile(r"\(\w[^()]{0,80} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[: ]")
@@ -225,7 +233,7 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
             end = _phrase_end(text, start) if _PHRASES.match(name["name"]) else _end(text, start)
             yield start, _lost_words_end(text, start, end) if is_flag and behind["sign"] == "=" else end
     elif behind["comma"] and (
-        is_flag and closed or (closed or _QUOTED.match(text, start)) and _PAIR.search(text, name.start() - 5, name.start())
+        is_flag or ((closed or _QUOTED.match(text, start)) and _PAIR.search(text, name.start() - 5, name.start()))
     ):
         yield from _words(text, start, name["name"] if is_flag else "")
     elif behind["space"] and not closed:
@@ -237,9 +245,9 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
 
 def _block(text: str, at: int) -> Iterator[tuple[int, int]]:
     """Yield the values of the fields of a block of YAML that begins at `at`."""
-    field, indent = _FIELD.match(text, at), None
-    while field and field.end() > at and len(field["indent"]) >= (indent or 0):
-        indent = len(field["indent"]) if indent is None else indent
+    most, field = at + _FARTHEST, _FIELD.match(text, at)
+    indent = len(field["indent"]) if field else 0
+    while field and at < most and len(field["indent"]) >= indent:
         if field["value"]:
             yield field.span("value")
         at = field.end()
