@@ -76,6 +76,17 @@ def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any
     return [pages, *pairs]
 
 
+def of_one_page(incidents: Sequence[Incident]) -> list[str]:
+    """Return the incidents whose pages about a model are one: a violated SLO, and causes that page for nothing worse.
+
+    The means of a cause over five minutes may tell it after the SLO: it updates the page, it is no second one.
+    """
+    pages = {incident.id: incident for incident in incidents if "critical" in severities(incident)}
+    slos = {name for name, incident in pages.items() if incident.burns and incident.severity == "critical"}
+    effects = {each.id: pages.keys() & {*each.explains} for each in pages.values() if not each.outage}
+    return sorted(slos.union(name for name, paging in effects.items() if paging and paging <= slos))
+
+
 def muting_sentences(incident: Incident, incidents: Sequence[Incident], site: Site) -> list[str]:
     """Return what a runbook says about the alerts that the alert of this incident mutes."""
     pairs = [muting for muting in mutings(incidents, site) if muting.source == incident.id]
