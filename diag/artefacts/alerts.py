@@ -27,6 +27,7 @@ from diag.knowledge.formulas import (
     OF_A_FORMER_PROCESS,
     SLOW_INTERVAL,
     SUBJECTS,
+    TICKET_INTERVAL,
     RecordedSeries,
     RuleSet,
     comparison,
@@ -48,7 +49,9 @@ PAGED_LATELY = "15m"
 """The time for which a page about an effect keeps the escalated alert of its cause from being a second page."""
 LONGEST_REASON = 300
 """Characters of a reason why a server has no telemetry."""
-SLOW_GROUP = "diag-slow"
+SLOW_GROUP, TICKET_GROUP = "diag-slow", "diag-tickets"
+UNHURRIED = 300.0
+"""Seconds: a ticket over such a window is evaluated every half minute, an alert with such a `for` every minute."""
 TELEMETRY_RUNBOOK = "telemetry"
 """The runbook of all alerts about missing telemetry."""
 Rule = dict[str, Any]
@@ -132,10 +135,11 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
         for per, promql in SUBJECTS.items()
     ]
     generation.append({"record": model_series(labels), "expr": served_models(labels)})
+    every = {SLOW_GROUP: SLOW_INTERVAL, TICKET_GROUP: TICKET_INTERVAL}
     return [
         {"name": "diag-generation", "interval": SLOW_INTERVAL, "rules": generation},
         *(
-            {"name": name, "interval": SLOW_INTERVAL if name == SLOW_GROUP else INTERVAL, "rules": rules}
+            {"name": name, "interval": every.get(name, INTERVAL), "rules": rules}
             for name, rules in sorted(by_group.items(), key=lambda group: (group[0] != SLOW_GROUP, group[0]))
         ),
     ]
@@ -144,15 +148,22 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
 def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequence[str]]) -> dict[str | Alert, str]:
     """Return the group of every record and alert.
 
-    A record whose range is long, or which only slow rules read, is evaluated every minute, as are infos: they reach no
-    pager, and unless they mute an alert nothing waits for them. Of the others, those that are connected share a group,
-    named by the subjects of its alerts.
+    A record whose range is long, or which only slow rules read, is evaluated every minute, as are alerts that wait for
+    minutes and infos: they reach no pager, and unless they mute an alert nothing waits for them. Tickets over minutes
+    are evaluated every half minute, with what none but slower rules reads. Of the others, those that are connected
+    share a group, named by the subjects of its alerts.
     """
     slow: set[str | Alert] = {
         alert
         for alert in reads
         if (alert.severity == "info" and not alert.incident.explains)
+        or seconds(alert.incident.hold) >= UNHURRIED
         or all(seconds(window) >= LONG for window, _ in alert.conditions())
+    }
+    tickets: set[str | Alert] = {
+        alert
+        for alert in reads
+        if alert.severity == "warning" and seconds(alert.incident.window) >= UNHURRIED and alert not in slow
     }
     readers: dict[str, list[str | Alert]] = {name: [] for name in rules}
     for alert, names in reads.items():
@@ -163,10 +174,13 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
             readers[other].append(name)
         if record.longest_range > LONG or slow.issuperset(readers[name]):
             slow.add(name)
+        elif (slow | tickets).issuperset(readers[name]):
+            tickets.add(name)
+    apart = dict.fromkeys(tickets, TICKET_GROUP) | dict.fromkeys(slow, SLOW_GROUP)
     component: dict[str | Alert, set[str | Alert]] = {}
     for name in rules:
-        if name not in slow:
-            near = [name, *(other for other in readers[name] if other not in slow)]
+        if name not in apart:
+            near = [name, *(other for other in readers[name] if other not in apart)]
             joined: set[str | Alert] = set().union(*(component.get(other, {other}) for other in near))
             component |= dict.fromkeys(joined, joined)
     placed: dict[str | Alert, str] = {}
@@ -175,7 +189,7 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
         connected = component.get(member, {member})
         kinds = {alert.incident.per[-1] for alert in connected if isinstance(alert, Alert)}
         kind = kinds.pop() if len(kinds) == 1 else "engine"
-        placed[member] = SLOW_GROUP if member in slow else f"diag-{kind}"
+        placed[member] = apart.get(member, f"diag-{kind}")
     return placed
 
 

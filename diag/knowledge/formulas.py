@@ -50,8 +50,8 @@ SUBJECTS = {
     ("instance", "gpu"): f"{_GPUS} or on (instance) instance:{GENERATION}",
 }
 """Subjects of the rules: servers; engines and GPUs, and each server without a visible one."""
-INTERVAL, SLOW_INTERVAL = "15s", "1m"
-"""Evaluation intervals; the second is for long ranges, alerts over long windows, and infos."""
+INTERVAL, TICKET_INTERVAL, SLOW_INTERVAL = "15s", "30s", "1m"
+"""Evaluation intervals: of pages, of tickets over minutes, and of long ranges, alerts over long windows and infos."""
 MOST_LINES = 15
 """Lines of a recording rule; the parts of a longer one are recorded on their own."""
 DRAWN_OVER = "5m"
