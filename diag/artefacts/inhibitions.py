@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from diag.artefacts.names import subject_labels
 from diag.core.contract import Site
-from diag.core.incident import RANK, Incident, Severity
+from diag.core.incident import Incident, Severity
 
 Known = Mapping[str, Incident]
 _MUTED: dict[Severity, str] = {"info": "info", "warning": "warning|info", "critical": "critical"}
@@ -33,13 +33,6 @@ def severities(incident: Incident) -> tuple[Severity, ...]:
 def shared_labels(one: Incident, other: Incident, site: Site) -> tuple[str, ...]:
     """Return the labels of a subject that both have."""
     return tuple(label for label in subject_labels(one, site) if label in subject_labels(other, site))
-
-
-def named_causes(incident: Incident, severity: Severity, known: Known) -> list[Incident]:
-    """Return the causes of an incident with a severity below that of its alert, which its message names."""
-    return [
-        cause for cause in known.values() if incident.id in cause.explains and RANK[cause.severity] < RANK[severity]
-    ]
 
 
 def mutings(incidents: Sequence[Incident], site: Site) -> Iterator[Muting]:
