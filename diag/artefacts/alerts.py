@@ -169,7 +169,8 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
             joined: set[str | Alert] = set().union(*(component.get(other, {other}) for other in near))
             component |= dict.fromkeys(joined, joined)
     placed: dict[str | Alert, str] = {}
-    for member in (*rules, *reads):
+    members: list[str | Alert] = [*rules, *reads]
+    for member in members:
         connected = component.get(member, {member})
         kinds = {alert.incident.per[-1] for alert in connected if isinstance(alert, Alert)}
         kind = kinds.pop() if len(kinds) == 1 else "engine"

@@ -72,8 +72,7 @@ def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any
 def of_one_page(incidents: Sequence[Incident]) -> list[str]:
     """Return the incidents whose pages about a model are one: a violated SLO, and causes that page for nothing worse.
 
-    The means of a cause over five minutes may tell it after the SLO: it updates the page, it is no second one.
-    """
+    Such a cause is often told minutes after the SLO: it updates the page."""
     pages = {incident.id: incident for incident in incidents if "critical" in severities(incident)}
     slos = {name for name, incident in pages.items() if incident.burns and incident.severity == "critical"}
     effects = {each.id: pages.keys() & {*each.explains} for each in pages.values() if not each.outage}
