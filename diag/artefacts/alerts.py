@@ -179,12 +179,12 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
 
 
 def _rare(alert: Alert) -> str | None:
-    """Return the group of an alert that is evaluated more rarely than a page, which is for tickets over minutes, infos
-    that mute no alert, and alerts over long windows or with a long `for`."""
-    windows, unread = [*map(seconds, dict(alert.conditions()))], not alert.incident.explains
-    if seconds(alert.incident.hold) >= UNHURRIED or (alert.severity == "info" and unread) or min(windows) >= LONG:
+    """Return the group of an alert that is evaluated more rarely than a page, None for any other alert."""
+    incident, windows = alert.incident, [*map(seconds, dict(alert.conditions()))]
+    alone = not incident.explains and not incident.escalates  # else it is read at the instant of its page
+    if seconds(incident.hold) >= UNHURRIED or (alert.severity == "info" and alone) or min(windows) >= LONG:
         return SLOW
-    return TICKETS if alert.severity == "warning" and seconds(alert.incident.window) >= UNHURRIED else None
+    return TICKETS if alert.severity == "warning" and alone and seconds(incident.window) >= UNHURRIED else None
 
 
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
