@@ -5,7 +5,7 @@ import signal
 
 
 def main() -> None:
-    gc.set_threshold(100_000)  # a diagnosis makes 70,000 that live until its end: to look for garbage is lost time
+    gc.set_threshold(200_000)  # a diagnosis makes 150,000 that live until its end: to look for garbage is lost time
     interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if interrupts:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -17,8 +17,10 @@ OPTIONAL = ("promqltest", "no Kubernetes API server")
 """Reasons to skip: Prometheus' own scripts are never shipped, a Kubernetes API server takes ten minutes to build."""
 LIVE = ("test_two_ranks", "test_small_server", "test_tiny_server", "test_log_of_clients", "test_outages")
 """The live files that take minutes, in the order in which two processes wait least for each other's servers."""
+WAITING = ("test_messages", "test_compose")
+"""The files that wait for minutes and compute nothing: they come first, beside all others."""
 FIRST = ("recordings",)
-"""The folders whose tests wait for no other process: they come first, while live tests beside them keep the cores."""
+"""The folders whose tests wait for no other process: they come next, while live tests beside them keep the cores."""
 TOGETHER = {
     "the reports on all recordings": (
         "test_recordings",
@@ -49,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=nightly)
         items[:] = [item for item in items if item not in nightly]
     items.sort(key=lambda item: LIVE.index(item.path.stem) if item.path.stem in LIVE else len(LIVE))
-    items.sort(key=lambda item: item.path.parent.name not in FIRST)
+    items.sort(key=lambda item: (item.path.stem not in WAITING, item.path.parent.name not in FIRST))
     for item in items:
         needs = {mark.name for mark in item.iter_markers()} & {"live", "prometheus", "slow"}
         if item.path.relative_to(TESTS).parts[0] in FAST and not needs:

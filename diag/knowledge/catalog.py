@@ -1,15 +1,13 @@
 """Load the incidents, the built-in ones and a user's own, and reject an invalid declaration in one sentence.
 
-A user's incident file is Python and runs with the rights of `diag`, like a conftest.py: only use a trusted folder.
+A user's folder may also have incidents in Python, which run with the rights of `diag`, like a conftest.py: only use a
+trusted folder.
 """
 
-import importlib
 import importlib.util
-import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 from diag import promql
@@ -19,9 +17,8 @@ from diag.core.errors import BadDeclaration, Unsupported
 from diag.core.files import exists
 from diag.core.formatting import in_python
 from diag.core.incident import RANK, Condition, Incident, Signal, seconds
-from diag.knowledge import incidents as ours
-from diag.knowledge import shared_fixes
 from diag.knowledge.formulas import formula
+from diag.knowledge.incident_files import FOLDER, SHARED, read
 from diag.knowledge.signals import DECLARED
 from diag.vllm.flags.registry import known as known_flags
 from diag.vllm.flags.registry import understood
@@ -43,9 +40,11 @@ def load(folder: Path | None = None, check_all: bool = False) -> tuple[Incident,
     if folder:
         if not exists(folder) or not folder.is_dir():
             raise BadDeclaration(f"{folder}: not a folder of incident files")
-        for file in sorted(folder.glob("*.py")):
-            if not file.name.startswith("_"):
-                users.append(CatalogEntry(_incident_of(_run(file), file), file))
+        for file in sorted(folder.iterdir()):
+            if file.suffix == ".incident":
+                users.append(CatalogEntry(read(file), file))
+            elif file.suffix == ".py" and not file.name.startswith("_"):
+                users.append(CatalogEntry(_run(file), file))
     by_id: dict[str, CatalogEntry] = {}
     for entry in (*built_in(), *users):
         name = entry.incident.id
@@ -113,20 +112,25 @@ def _place(file: Path, word: object) -> str:
         for number, text in enumerate(declaring.read_text(encoding="utf-8").splitlines(), 1):
             if word and text.startswith(f"{word}: "):
                 return f"{shown_path(declaring)}:{number}"
-    for declaring in (file, Path(str(shared_fixes.__file__))):
-        if word and declaring.is_file() and (line := python_line(declaring, word)):
-            return f"{shown_path(declaring)}:{line}"
+    for declaring in (file, SHARED):
+        if word and declaring.is_file():
+            if declaring.suffix == ".py":
+                line = python_line(declaring, word)
+            else:
+                lines = declaring.read_text(encoding="utf-8").splitlines()
+                line = next((number for number, text in enumerate(lines, 1) if str(word) in text), 0)
+            if line:
+                return f"{shown_path(declaring)}:{line}"
     return str(shown_path(file))
 
 
 def built_in() -> Iterator[CatalogEntry]:
-    for module_info in pkgutil.iter_modules(ours.__path__):
-        module = importlib.import_module(f"{ours.__name__}.{module_info.name}")
-        file = Path(str(module.__file__))
-        yield CatalogEntry(_incident_of(module, file), file)
+    for file in sorted(FOLDER.glob("*.incident")):
+        yield CatalogEntry(read(file), file)
 
 
-def _run(file: Path) -> ModuleType:
+def _run(file: Path) -> Incident:
+    """Return the incident of a user's Python file."""
     if not file.is_file():
         raise BadDeclaration(f"{file}: is not a regular file")
     spec = importlib.util.spec_from_file_location(f"diag_user_incidents.{file.stem}", file)
@@ -141,10 +145,6 @@ def _run(file: Path) -> ModuleType:
     except BaseException as error:  # a user's file may raise anything, which is no crash of ours
         sentence = executed(error, file.parent.resolve()) or f"{file}: {type(error).__name__}: {error}"
         raise BadDeclaration(sentence) from error
-    return module
-
-
-def _incident_of(module: ModuleType, file: Path) -> Incident:
     incident = getattr(module, "incident", None)
     if not isinstance(incident, Incident):
         raise BadDeclaration(f"{shown_path(file)}: must define a variable `incident` of type diag.incident.Incident")

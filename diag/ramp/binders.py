@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from diag.core.incident import Condition, Fix, Incident, Signal, documented, judged, measured
-from diag.knowledge.incidents import api_server_bound, queue_saturation
-from diag.knowledge.shared_fixes import MORE_KV_CAPACITY
+from diag.knowledge.incident_files import FOLDER, read, shared
 from diag.knowledge.signals import (
     api_server_cores,
     clock_loss,
@@ -96,15 +95,15 @@ class Binder(NamedTuple):
         return Incident(*texts, self.symptoms, (), self.fixes, live_window=WHOLE, window=WHOLE, hold="0s")  # type: ignore[arg-type]
 
 
-def _fixes(incident: Incident, *flags: str) -> tuple[Fix, ...]:
+def _fixes(incident: str, *flags: str) -> tuple[Fix, ...]:
     """Return the fixes of an incident that set one of these flags."""
-    return tuple(fix for fix in incident.fixes if fix.flag in flags)
+    return tuple(fix for fix in read(FOLDER / f"{incident}.incident").fixes if fix.flag in flags)
 
 
 def _cap_fixes() -> Iterator[Fix]:
     """Return the doctor's fixes of the sequence cap, with what the next steps of a ramp need as their value."""
     for flag in ("--max-num-seqs", "--max-num-active-seqs"):
-        (fix, *_) = _fixes(queue_saturation.incident, flag)
+        (fix, *_) = _fixes("queue_saturation", flag)
         for reached, change in (
             (
                 room_beyond_next_steps.at_least(1, judged("the next steps end before the KV cache does")),
@@ -168,7 +167,7 @@ API_SERVER = Binder(
         api_server_cores.at_least(0.9, documented("one Python process computes on one core", OPTIMIZATION)),
         front_end_share.above(0.3, measured("at most 6 % on servers that are not CPU-bound", "api_server_bound")),
     ),
-    _fixes(api_server_bound.incident, "--api-server-count", "--stream-interval"),
+    _fixes("api_server_bound", "--api-server-count", "--stream-interval"),
     api_server_cores,
     ("instance",),
 )
@@ -180,7 +179,7 @@ KV_CACHE = Binder(
         kv_cache_usage_peak_with_next.above(0.95, judged("one more request does not fit")),
         held_up.at_least(1, judged("requests wait for KV blocks, or lose theirs")),
     ),
-    MORE_KV_CAPACITY,
+    shared()["MORE_KV_CAPACITY"],
     kv_cache_usage_peak,
 )
 SEQUENCES = Binder(
@@ -197,7 +196,7 @@ TOKENS = Binder(
     "requests wait although fewer run than --max-num-seqs admits and the KV cache has room: a step processes no more"
     " tokens than --max-num-batched-tokens",
     (WAIT, BELOW_CAP, HAS_ROOM, RUNS),
-    tuple(fix._replace(only_if=()) for fix in _fixes(queue_saturation.incident, "--max-num-batched-tokens")),
+    tuple(fix._replace(only_if=()) for fix in _fixes("queue_saturation", "--max-num-batched-tokens")),
     token_budget_used,
 )
 BINDERS = (HEAT, KV_FETCH, API_SERVER, KV_CACHE, SEQUENCES, TOKENS)

@@ -143,8 +143,8 @@ def test_the_guide_to_an_incident_works_word_for_word(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "diag", tmp_path / "diag", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     (tmp_path / "my_incidents").mkdir()
-    (declaration,), (trying, contributing) = blocks("python"), blocks("bash")
-    (tmp_path / "my_incidents/many_clients.py").write_text(declaration)
+    (declaration,), (trying, contributing) = blocks("none"), blocks("bash")
+    (tmp_path / "my_incidents/many_clients.incident").write_text(declaration)
 
     listed, explained, diagnosed, generated = follow(trying, tmp_path).values()
     assert [done.returncode for done in (listed, explained, diagnosed, generated)] == [0, 0, FOUND_A_WARNING, 0]

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -318,13 +319,16 @@ def test_a_defect_shows_no_value_and_does_not_end_the_server(
 
 
 def test_four_calls_run_at_once_and_each_sends_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most, notices = set[object](), [0], list[float]()
+    running, most, notices, four = set[object](), [0], list[float](), threading.Event()
 
     def slow(folder: object) -> str:
         call = object()
         running.add(call)
         most[0] = max(most[0], len(running))
-        time.sleep(0.3)
+        if len(running) == 4:
+            four.set()
+        four.wait(60)
+        time.sleep(0.3)  # longer than until a notice is due
         running.remove(call)
         return "a page"
 
@@ -332,7 +336,7 @@ def test_four_calls_run_at_once_and_each_sends_notices(monkeypatch: pytest.Monke
         notices.append(progress)
 
     async def talk() -> None:
-        async with Client(server.DiagServer(AllowedTargets(), frozenset(), "", 10)) as client:
+        async with Client(server.DiagServer(AllowedTargets(), frozenset(), "", 60)) as client:
             await asyncio.gather(*(client.call_tool("explain", {}, progress_callback=noticed) for _ in range(10)))
 
     monkeypatch.setattr(explain, "list_incidents", slow)

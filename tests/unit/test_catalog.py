@@ -11,9 +11,11 @@ from support.paths import ROOT
 import diag.signals
 from diag.core.errors import BadDeclaration
 from diag.core.incident import Condition, Signal, judged
-from diag.knowledge import incidents, shared_fixes, signals
+from diag.knowledge import signals
 from diag.knowledge.catalog import CatalogEntry, built_in, check, load
+from diag.knowledge.incident_files import FOLDER, SHARED, shared
 from diag.knowledge.signals import DECLARED
+from diag.knowledge.signals.expressions import statements
 
 GOOD = """
 from diag.incident import Incident, LookAlike, Signal, judged
@@ -43,8 +45,7 @@ def write(folder: Path, name: str = "mine", **changes: object) -> Path:
 
 
 def test_our_incidents_are_found_by_file() -> None:
-    files = [file.stem for file in Path(incidents.__path__[0]).glob("*.py") if file.stem != "__init__"]
-    assert [incident.id for incident in load()] == sorted(files)
+    assert [incident.id for incident in load()] == sorted(file.stem for file in FOLDER.iterdir())
 
 
 @pytest.mark.parametrize("entry", BUILT_IN.values(), ids=lambda entry: entry.incident.id)
@@ -86,8 +87,8 @@ def repeated_thresholds(name: str, source: str, declared: Iterable[Condition]) -
         if not isinstance(condition.limit, str) and condition.limit not in (0, 1) and condition.signal.unit != "bool":
             numbers |= {f"{condition.limit:g}", condition.limit_with_unit}
     number = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, sorted(numbers, key=len, reverse=True)))})(?![\w.]*\w)")
-    strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
-    texts = [" ".join(text.split()) for text in strings if isinstance(text, str) and not text.startswith("https://")]
+    written = (re.sub(r"^(\w+(: | = ))?([a-z][\w()]* [<>]=? \S+ )?", "", line) for _, line in statements(source))
+    texts = [text for text in written if " " in text]  # no numbers and links
     excused = [phrase for incident, phrase in BY_CHANCE if incident == name]
     return [text for text in texts if numbers and number.search(text) and not any(phrase in text for phrase in excused)]
 
@@ -99,15 +100,15 @@ def test_a_text_takes_the_number_of_a_threshold_from_its_condition(entry: Catalo
 
 
 def test_a_text_of_a_shared_fix_takes_the_number_of_a_threshold_from_its_condition() -> None:
-    source = Path(str(shared_fixes.__file__)).read_text(encoding="utf-8")
-    assert repeated_thresholds("shared_fixes", source, conditions(tuple(vars(shared_fixes).values()))) == []
+    source = SHARED.read_text(encoding="utf-8")
+    assert repeated_thresholds("shared", source, conditions(tuple(shared().values()))) == []
 
 
 def test_a_repeated_threshold_is_found() -> None:
     cascade = BUILT_IN["kv_eviction_cascade"]
     for text in ("preemptions fall below 0.2", "below 4, halving", "usage above 80 %; more"):
-        assert repeated_thresholds("", repr(text), conditions(cascade.incident)) == [text]
-    assert repeated_thresholds("", repr("0.21, 14 and 180 %"), conditions(cascade.incident)) == []
+        assert repeated_thresholds("", f"effect: {text}", conditions(cascade.incident)) == [text]
+    assert repeated_thresholds("", "effect: 0.21, 14 and 180 %", conditions(cascade.incident)) == []
 
 
 def test_a_rationale_contains_the_threshold_of_its_condition() -> None:
@@ -119,6 +120,9 @@ def test_every_signal_is_used() -> None:
     declared = {name for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
     folder = Path(signals.__path__[0])
     used: set[str] = set()
+    for file in (*FOLDER.iterdir(), SHARED):
+        for _, line in statements(file.read_text(encoding="utf-8")):
+            used |= {*sum(re.findall(r"^\w+(?:: | = )([a-z]\w+)(?:$| [<>])|\$(\w+)|\((\w+)\)", line), ())}
     for file in (ROOT / "diag").rglob("*.py"):
         tree = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
         if folder in file.parents:  # within a signal that builds on it
@@ -189,7 +193,7 @@ def test_an_id_that_is_not_the_files_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_id_that_exists_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadDeclaration, match=r"'engine_dead' already exists in .*engine_dead[.]py"):
+    with pytest.raises(BadDeclaration, match=r"'engine_dead' already exists in .*engine_dead[.]incident"):
         load(write(tmp_path, "engine_dead"))
 
 
@@ -198,6 +202,31 @@ def test_a_file_that_does_not_run_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
     with pytest.raises(BadDeclaration, match=str(tmp_path / "mine.py")):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("severity=", "severty=", "Incident has no key 'severty'; its keys are id, title, sev"),
+        ("severity='warning',", "", "Incident lacks the key 'severity'"),
+        ("import Incident,", "import Incidnt,", "has no 'Incidnt' (did you mean Incident?)"),
+        ("diag.incident import", "diag.incidnt import", "(did you mean diag.incident?)"),
+        ("incident = Incident(", "incident = Incidnt(", "'Incidnt' is not defined (did you mean Incident?)"),
+        ("incident = Incident(", "incidnt = Incident(", "must define a variable `incident`"),
+        ("errors.above", "errors.abov", "has no 'abov' (did you mean above?)"),
+        ("severity='warning'", "severity='warning', lints='yes'", "lints must be true or false, not 'yes'"),
+        ("severity='warning'", "severity='warning', burns='log'", "burns must be a list of BurnRateWindows"),
+        ("severity='warning'", "severity='warning', began='now'", "began must be a Signal or nothing, not 'now'"),
+    ],
+)
+def test_a_mistake_in_python_is_named_with_the_nearest_name(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    file = write(tmp_path) / "mine.py"
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(BadDeclaration) as refused:
+        load(tmp_path)
+    assert sentence in str(refused.value) and str(refused.value).startswith(str(tmp_path / "mine.py"))
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from support.paths import ROOT
 from support.sampling import some
 
 PARTS, LOG_SIGNALS = "knowledge/signals/load.promql", "knowledge/signals/log.promql"
-INCIDENT, SIGNALS, LINT = "knowledge/incidents/engine_dead.py", "knowledge/signals/load.py", "lint/rules.toml"
+INCIDENT, SHARED = "knowledge/incidents/engine_dead.incident", "knowledge/shared.incident"
+SIGNALS, LINT = "knowledge/signals/load.py", "lint/rules.toml"
 FAILURES, WAITS, GPUS = "knowledge/failures/memory.toml", "knowledge/waits.toml", "vllm/gpus.toml"
 FAMILIES, ALIASES = "vllm/memory/architectures.toml", "vllm/memory/aliases.toml"
 ENCODERS, METRICS = "vllm/memory/encoders.toml", "core/metric_families.toml"
@@ -21,30 +22,35 @@ DEFECTS = "report/defects.toml"
 SETTINGS, DEFAULTS, CHECKS = "vllm/settings.toml", "vllm/flags/defaults.toml", "preflight/checks.toml"
 ADVICE, ROCM, LOG = "knowledge/advice.toml", "knowledge/rocm.toml", "log/patterns.toml"
 MISTAKES = [
-    (INCIDENT, 'severity="critical"', 'severity="major"', "severity must be info, warning or critical, not 'major'"),
+    (INCIDENT, "severity: critical", "severity: major", ":4: severity must be info, warning or critical, not 'major'"),
+    (INCIDENT, "severity: critical", "severty: critical", ":4: has no key 'severty'; its keys are title, severity"),
+    (INCIDENT, "severity: critical\n", "", "Incident lacks the key 'severity'"),
+    (INCIDENT, "severity: critical", "severity critical", "'severity critical' must be `key: value`"),
+    (INCIDENT, "severity: critical", "severity: critical\nseverity: info", ":5: severity stands twice"),
+    (INCIDENT, "severity: critical", "severity: critical\nhold: a while", "'a while' is not a duration such as 30s"),
+    (INCIDENT, "severity: critical", "severity: critical\nlints: yes", ":5: lints must be true or false, not 'yes'"),
     (
         INCIDENT,
-        'severity="critical"',
-        'severty="critical"',
-        "Incident has no key 'severty'; its keys are id, title, sev",
+        "severity: critical",
+        "severity: critical\nburns: FAST_BRN",
+        "no signal, condition or constant 'FAST_BRN'",
     ),
-    (INCIDENT, 'severity="critical",', "", "Incident lacks the key 'severity'"),
-    (INCIDENT, 'id="engine_dead"', 'id="engine_ded"', "the id 'engine_ded' differs from the file name"),
-    (INCIDENT, "incident = Incident(", "incidnt = Incident(", "must define a variable `incident`"),
-    (INCIDENT, "from diag.incident import", "from diag.incidnt import", "(did you mean diag.incident?)"),
-    (INCIDENT, "import Fix,", "import nothing_at_all, Fix,", "has no 'nothing_at_all'"),
-    (INCIDENT, "signals.sign_of_death", "signals.sign_of_deth", "has no 'sign_of_deth' (did you mean sign_of_death?)"),
-    (INCIDENT, "incident = Incident(", "incident = Incidnt(", "'Incidnt' is not defined (did you mean Incident?)"),
-    (INCIDENT, "incident = Incident(", "incident = Incident((", "(Python's syntax)"),
-    (INCIDENT, 'severity="critical"', 'severity="critical", hold="a while"', "'a while' is not a duration such as 30s"),
-    (INCIDENT, 'severity="critical"', 'severity="critical", lints="yes"', "lints must be true or false, not 'yes'"),
-    (INCIDENT, 'severity="critical"', 'severity="critical", burns="log"', "burns must be a list of BurnRateWindows"),
+    (INCIDENT, "severity: critical", "severity: critical\nbegan: severity", "is no signal, condition or constant 'sev"),
+    (INCIDENT, "\nimpact: every", "\nimpact: {EVRY} every", "'EVRY' is not defined"),
+    (INCIDENT, "sign: sign_of_death", "sign: sign_of_deth", "'sign_of_deth' (did you mean sign_of_death?)"),
+    (INCIDENT, "evidence_of_death >= 1", "evidence_of_death = 1", "must be `signal >= number (judged: text)`"),
+    (INCIDENT, "operations: log, drain", "operations: log, drian", "not 'drian' (did you mean drain?)"),
+    (INCIDENT, "(judged: a server without", "(jugded: a server without", "must be `judged: text`"),
     (
         INCIDENT,
-        'severity="critical"',
-        'severity="critical", began="now"',
-        "began must be a Signal or nothing, not 'now'",
+        "[looks_like]",
+        "[look_like]",
+        "no section [look_like], only looks_like, fixes, may_explain, signals (did",
     ),
+    (INCIDENT, "like: READ_LOG", "like: READ_LOGS", "'READ_LOGS' (did you mean READ_LOG?)"),
+    (INCIDENT, "\ndistinguish: ", "\ndistinguished: ", "has no key 'distinguished'; its keys are name, distinguish"),
+    (SHARED, "\nleast: 0.05", "\nleast: small", "'small' must be a number or $signal"),
+    (SHARED, "\neffect: tokens are", "\n# effect: tokens are", "Fix lacks the key 'effect'"),
     (SIGNALS, "\nPARTS", "\nx = judgd('x')\nPARTS", "'judgd' is not defined (did you mean judged?)"),
     (SIGNALS, "].at_most(FORE", "].at_mot(FORE", "has no 'at_mot' (did you mean at_most?)"),
     (

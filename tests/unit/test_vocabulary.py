@@ -113,7 +113,7 @@ def test_the_strings_of_a_module_have_no_forbidden_phrase(file: Path) -> None:
     assert [phrase for text in literals(file) for phrase in found(text)] == []
 
 
-@each_row("file", sorted((ROOT / "diag").rglob("*.toml")))
+@each_row("file", sorted(file for kind in ("toml", "incident") for file in (ROOT / "diag").rglob(f"*.{kind}")))
 def test_a_table_has_no_forbidden_phrase(file: Path) -> None:
     assert found(file.read_text(encoding="utf-8")) == []
 

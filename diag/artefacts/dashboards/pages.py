@@ -54,8 +54,7 @@ from diag.core.formatting import quantity
 from diag.core.incident import Incident
 from diag.core.metric_prefix import GENERATED, RUNNING, WAITING, metric
 from diag.knowledge.formulas import rule_set
-from diag.knowledge.incidents.contract_breached import incident as slo_violated
-from diag.knowledge.signals import bandwidth_share
+from diag.knowledge.signals import FAST_BURN, SLOW_BURN, bandwidth_share
 from diag.report.spans import label
 
 NO, YES = 10, 11
@@ -175,7 +174,7 @@ def _current_state(scope: DashboardScope) -> list[Any]:
     waiting = scope.fill(f"sum(last_over_time({WAITING}[$window]))", ())
     tokens = scope.fill(f"sum(rate({GENERATED}[$window]))", ())
     burn = "Healthy: below 1, the rate at which the error budget lasts the month."
-    slow = Threshold(slo_violated.burns[-1].factor, PLAIN)  # a rate below it is no news beside a critical alert
+    slow = Threshold(SLOW_BURN.factor, PLAIN)  # a rate below it is no news beside a critical alert
     return [
         stat("Critical alerts", "Healthy: 0.", firing("critical"), Threshold(1)),
         stat("Warning alerts", "Healthy: 0.", firing("warning"), Threshold(1, GOOD, "orange")),
@@ -232,7 +231,7 @@ def server_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         STATES,
         height=5,
     )
-    fast, slow = (burn.factor for burn in slo_violated.burns)
+    fast, slow = FAST_BURN.factor, SLOW_BURN.factor
     burn = grafana.time_series(
         PanelHeader(
             "Error budget burn rate", f"Healthy: below 1. Pages above {fast:g} over 1 h, or above {slow:g} over 6 h."

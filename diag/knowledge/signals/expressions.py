@@ -8,6 +8,7 @@ settings and from the memory that they leave free.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
@@ -16,12 +17,14 @@ from typing import Any, get_type_hints
 from diag.core import log_events as events
 from diag.core.declarations import Mistake, did_you_mean, no_key, shown_path, typed
 from diag.core.errors import BadDeclaration
-from diag.core.incident import Part, Signal
-from diag.core.metric_prefix import CACHE_INFO, RUNNING, WAITING, metric
+from diag.core.incident import Condition, Part, Signal
+from diag.core.metric_prefix import ANY, CACHE_INFO, OWN, PROBE, RUNNING, WAITING, metric
 
 NOW = {gauge: f"sum by ($by) (last_over_time({gauge}[$window]))" for gauge in (RUNNING, WAITING)}
 IN_FLIGHT = " + ".join(NOW.values())
 CAPACITY = metric('num_requests_waiting_by_reason{reason="capacity"}')
+RENAMED_ON_PAGE = f'last_over_time(diag_vllm_metrics_renamed{{prefix!="{OWN}"}}[$window])'
+STORED_UNDER_OTHER_NAMES = f'last_over_time({{__name__=~"{ANY}({PROBE})",__name__!~"{OWN}num_.+"}}[$window])'
 TTFT = metric("time_to_first_token_seconds")
 ITL = metric("inter_token_latency_seconds")
 E2E = metric("e2e_request_latency_seconds")
@@ -66,6 +69,10 @@ def percent(share: float) -> str:
     return f"{100 * share:g}"
 
 
+def minutes(time: float) -> str:
+    return f"{time / 60:g}"
+
+
 def thousands(number: int) -> str:
     return f"{number:,}"
 
@@ -86,21 +93,21 @@ def declared(module: Mapping[str, Any], *texts: str, **imported: Any) -> tuple[t
     """
     names = {**globals(), **module, **imported}
     file = Path(module["__file__"]).with_suffix(".promql")
-    written = _statements(file.read_text(encoding="utf-8"))
+    written = statements(file.read_text(encoding="utf-8"))
     declared_parts: list[Part] = []
     fields: dict[str, dict[str, Any]] = {}
-    for number, line in (*written, *((0, line) for text in texts for _, line in _statements(dedent(text)))):
+    for number, line in (*written, *((0, line) for text in texts for _, line in statements(dedent(text)))):
         try:
             if line.startswith("["):
                 if (name := line[1:-1]) in fields:
                     raise Mistake(f"the signal '{name}' exists twice")
                 fields[name] = {}
             elif not number or not fields:
-                if (part := _PART.fullmatch(_filled(line, names))) is None:
+                if (part := _PART.fullmatch(filled(line, names))) is None:
                     raise Mistake(f"'{line}' must be `name: unit = PromQL`")
                 declared_parts.append(Part(*(text or "" for text in part.group("name", "promql", "unit", "group"))))
             else:
-                _add(line, fields[name], names)
+                add_to_signal(line, fields[name], names)
         except Mistake as mistake:
             if not number:
                 raise
@@ -111,7 +118,7 @@ def declared(module: Mapping[str, Any], *texts: str, **imported: Any) -> tuple[t
     return tuple(declared_parts), {name: Signal(**given) for name, given in fields.items()}
 
 
-def _statements(text: str) -> list[tuple[int, str]]:
+def statements(text: str) -> list[tuple[int, str]]:
     """Return each statement of a file in one line, with the number of its first line."""
     statements: list[tuple[int, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -122,10 +129,10 @@ def _statements(text: str) -> list[tuple[int, str]]:
     return statements
 
 
-def _add(line: str, fields: dict[str, Any], names: Mapping[str, Any]) -> None:
+def add_to_signal(line: str, fields: dict[str, Any], names: Mapping[str, Any]) -> None:
     """Add one more line of a signal to its fields: its formula, then one field at a time."""
     if not fields:
-        name, colon, rest = _filled(line, names).partition(": ")
+        name, colon, rest = filled(line, names).partition(": ")
         unit, equals, promql = rest.partition(" = ")
         if not colon or not equals:
             raise Mistake(f"'{line}' must be `words: unit = PromQL`")
@@ -134,25 +141,27 @@ def _add(line: str, fields: dict[str, Any], names: Mapping[str, Any]) -> None:
     key, _, text = line.partition(": ")
     if key not in Signal._fields:
         raise Mistake(no_key(key, Signal._fields))
-    value = _filled(text, names, is_text=key != "culprit_promql")
+    value = filled(text, names, is_text=key != "culprit_promql")
     as_typed = {bool: {"true": True}.get(value, value), tuple[str, ...]: value.split("; ")}
     fields[key] = typed(as_typed.get(_FIELDS[key], value), _FIELDS[key], (key,))
 
 
-def _filled(text: str, names: Mapping[str, Any], is_text: bool = False) -> str:
+def filled(text: str, names: Mapping[str, Any], is_text: bool = False) -> str:
     """Return a text with what its places stand for; a word in lower case is none in a text."""
 
     def meant(word: str) -> Any:
         first, *attributes = word.split(".")
-        if not attributes or first not in {"events", *_FILES}:
+        if not attributes:
             return names.get(word, word)
+        if first not in {"events", *_FILES}:
+            return reduce(getattr, attributes, names[first]) if isinstance(names.get(first), tuple) else word
         module = events if first == "events" else import_module(f"{__package__}.{first}")
         if not hasattr(module, attributes[0]):
             raise Mistake(f"{first} has no '{attributes[0]}'{did_you_mean(attributes[0], dir(module))}")
         return getattr(module, attributes[0])
 
     def put(place: re.Match[str]) -> str:
-        if is_text and place[1].islower() and not place[2]:
+        if is_text and place[1].islower() and "." not in place[1] and not place[2]:
             return place[0]
         if (value := meant(place[1])) == place[1]:
             raise Mistake(f"'{place[1]}' is not defined{did_you_mean(place[1], names)}")
@@ -232,6 +241,15 @@ RESERVE = 0.05
 def running_value(flag: str) -> Signal:
     name = f"--{flag.replace('_', '-')}"
     return Signal(name, setting_value(flag), f"{name} is {{value}}")
+
+
+def throughout(signal: Signal) -> Signal:
+    """Return a signal whose conditions hold once they have held in the whole window."""
+    return signal._replace(throughout=True)
+
+
+def opposite(condition: Condition) -> Condition:
+    return condition.opposite
 
 
 def unless_unset(setting: str) -> Signal:

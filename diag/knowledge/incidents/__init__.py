@@ -1,1 +1,0 @@
-"""The incidents: one file, one variable `incident`."""
