@@ -25,11 +25,12 @@ HEAD = """\
 `python bench/pager.py` on {cores} cores: a real vLLM (on the CPU, with a tiny random model), `diag exporter` beside it,
 a real Prometheus that scrapes it every {every} s with `alerts/diag.rules.yaml` as shipped, and a real Alertmanager
 configured as `alerts/README.md` describes. The faults are real. The doctor runs at once against the server with `--log`
-("live", with the seconds from its start to its exit, and the load average of the minute before) and against the
-exporter; after the alert has arrived, the doctor runs the command in the alert against Prometheus. "after" is the time
-from the fault (for example a failing launch) to the arrival of the alert at the pager; gone is the time from the cure
-to the last moment at which an alert fires, of which {gone} s are allowed. The exporter's `/livez` is to turn within
-{livez} s. An unexpected cell says **wrong**, with the expected value.
+("live", with the seconds from its start to its exit; in brackets those from its first scrape to its last and its CPU,
+which are all on an idle machine; and the load average of the minute before) and against the exporter; after the alert
+has arrived, the doctor runs the command in the alert against Prometheus. "after" is the time from the fault (for
+example a failing launch) to the arrival of the alert at the pager; gone is the time from the cure to the last moment at
+which an alert fires, of which {gone} s are allowed. The exporter's `/livez` is to turn within {livez} s. An unexpected
+cell says **wrong**, with the expected value.
 
 | scenario | live | answer s | load | exporter | Prometheus | alert | after s | gone s | verify | /livez | commit |
 |---|---|---|---|---|---|---|---|---|---|---|---|
@@ -49,7 +50,9 @@ def row(outcome: Outcome) -> str:
     seconds = NOT_ASKED if outcome.seconds is None else f"{outcome.seconds:.0f}"
     gone = NOT_ASKED if outcome.gone is None else f"{outcome.gone:.0f}"
     alerts = [cells["alert"], seconds, f"**wrong:** {gone}" if "gone" in outcome.wrong else gone]
-    look = [NOT_ASKED] * 2 if outcome.look is None else [f"{figure:.1f}" for figure in outcome.look]
+    look, took = [NOT_ASKED] * 2, outcome.look
+    if took:
+        look = [f"{took.seconds:.1f} ({took.waited:.0f} + {took.cpu:.1f})", f"{took.load:.1f}"]
     answers = [cells["live"], *look, cells["exporter"], cells["prometheus"]]
     words = [outcome.name, *answers, *alerts, cells["verify"], cells["livez"]]
     return f"| {' | '.join([*words, table.commit()])} |\n"

@@ -14,7 +14,7 @@ from graphlib import TopologicalSorter
 from textwrap import indent
 from typing import Any, NamedTuple
 
-from diag.artefacts.inhibitions import Known, named_causes, severities, shared_labels
+from diag.artefacts.inhibitions import Known, severities, shared_labels
 from diag.artefacts.message import DiagnosisValues, Message, PrometheusTemplates, annotations, place_labels, shown
 from diag.artefacts.names import alert_label, alert_name
 from diag.core.contract import Contract, Site
@@ -27,6 +27,7 @@ from diag.knowledge.formulas import (
     OF_A_FORMER_PROCESS,
     SLOW_INTERVAL,
     SUBJECTS,
+    TICKET_INTERVAL,
     RecordedSeries,
     RuleSet,
     comparison,
@@ -48,7 +49,11 @@ PAGED_LATELY = "15m"
 """The time for which a page about an effect keeps the escalated alert of its cause from being a second page."""
 LONGEST_REASON = 300
 """Characters of a reason why a server has no telemetry."""
-SLOW_GROUP = "diag-slow"
+SLOW, TICKETS = "diag-slow", "diag-tickets"
+EVERY = {SLOW: SLOW_INTERVAL, TICKETS: TICKET_INTERVAL}
+"""Groups that are evaluated more rarely than pages, and how often."""
+UNHURRIED = 300.0
+"""Seconds: a ticket over such a window is evaluated every half minute, an alert with such a `for` every minute."""
 TELEMETRY_RUNBOOK = "telemetry"
 """The runbook of all alerts about missing telemetry."""
 Rule = dict[str, Any]
@@ -135,8 +140,8 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
     return [
         {"name": "diag-generation", "interval": SLOW_INTERVAL, "rules": generation},
         *(
-            {"name": name, "interval": SLOW_INTERVAL if name == SLOW_GROUP else INTERVAL, "rules": rules}
-            for name, rules in sorted(by_group.items(), key=lambda group: (group[0] != SLOW_GROUP, group[0]))
+            {"name": name, "interval": EVERY.get(name, INTERVAL), "rules": rules}
+            for name, rules in sorted(by_group.items(), key=lambda group: (group[0] != SLOW, group[0]))
         ),
     ]
 
@@ -144,29 +149,23 @@ def groups(incidents: Sequence[Incident], contract: Contract) -> list[Group]:
 def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequence[str]]) -> dict[str | Alert, str]:
     """Return the group of every record and alert.
 
-    A record whose range is long, or which only slow rules read, is evaluated every minute, as are infos: they reach no
-    pager, and unless they mute an alert nothing waits for them. Of the others, those that are connected share a group,
-    named by the subjects of its alerts.
+    A record is evaluated as often as the rules that read it, but every minute if its range is long. Of those that are
+    evaluated as often as pages, those that are connected share a group, named by the subjects of its alerts.
     """
-    slow: set[str | Alert] = {
-        alert
-        for alert in reads
-        if (alert.severity == "info" and not alert.incident.explains)
-        or all(seconds(window) >= LONG for window, _ in alert.conditions())
-    }
-    readers: dict[str, list[str | Alert]] = {name: [] for name in rules}
-    for alert, names in reads.items():
-        for name in names:
-            readers[name].append(alert)
+    rare: dict[str | Alert, str] = {alert: group for alert in reads if (group := _rare(alert))}
+    readers: dict[str, list[str | Alert]] = {name: [alert for alert in reads if name in reads[alert]] for name in rules}
     for name, record in reversed([*rules.items()]):
         for other in record.reads:
             readers[other].append(name)
-        if record.longest_range > LONG or slow.issuperset(readers[name]):
-            slow.add(name)
+        read_in = {rare.get(reader) for reader in readers[name]}
+        if record.longest_range > LONG or read_in <= {SLOW}:
+            rare[name] = SLOW
+        elif None not in read_in:
+            rare[name] = TICKETS
     component: dict[str | Alert, set[str | Alert]] = {}
     for name in rules:
-        if name not in slow:
-            near = [name, *(other for other in readers[name] if other not in slow)]
+        if name not in rare:
+            near = [name, *(other for other in readers[name] if other not in rare)]
             joined: set[str | Alert] = set().union(*(component.get(other, {other}) for other in near))
             component |= dict.fromkeys(joined, joined)
     placed: dict[str | Alert, str] = {}
@@ -175,8 +174,17 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
         connected = component.get(member, {member})
         kinds = {alert.incident.per[-1] for alert in connected if isinstance(alert, Alert)}
         kind = kinds.pop() if len(kinds) == 1 else "engine"
-        placed[member] = SLOW_GROUP if member in slow else f"diag-{kind}"
+        placed[member] = rare.get(member, f"diag-{kind}")
     return placed
+
+
+def _rare(alert: Alert) -> str | None:
+    """Return the group of an alert that is evaluated more rarely than a page, None for any other alert."""
+    incident, windows = alert.incident, [*map(seconds, dict(alert.conditions()))]
+    alone = not incident.explains and not incident.escalates  # else it is read at the instant of its page
+    if seconds(incident.hold) >= UNHURRIED or (alert.severity == "info" and alone) or min(windows) >= LONG:
+        return SLOW
+    return TICKETS if alert.severity == "warning" and alone and seconds(incident.window) >= UNHURRIED else None
 
 
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:
@@ -184,7 +192,8 @@ def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Kno
     incident, first = alert.incident, alert.cases[0]
     conditions = tuple(condition for _, condition in first.conditions())
     windows = tuple((case.first, case.windows) for case in alert.cases)
-    causes = tuple(named_causes(incident, alert.severity, known))
+    of_it = (cause for cause in known.values() if incident.id in cause.explains)
+    causes = tuple(cause for cause in of_it if RANK[cause.severity] < RANK[alert.severity])  # its message names them
     message = Message(incident, contract, first.first, conditions, windows, series, causes)
     cases = [
         [

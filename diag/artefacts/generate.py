@@ -6,7 +6,7 @@ from typing import Any
 
 from diag.artefacts import alerts
 from diag.artefacts.dashboards.pages import dashboards
-from diag.artefacts.inhibitions import inhibitions
+from diag.artefacts.inhibitions import inhibitions, of_one_page
 from diag.artefacts.names import GENERATED_MARK
 from diag.artefacts.recording_rules import dcgm_group, declared, kubernetes_group, normal_group, threshold_group
 from diag.artefacts.reference import (
@@ -105,9 +105,9 @@ def _alerts(incidents: Sequence[Incident], contract: Contract) -> dict[str, str]
         ),
     }
     here = Path(__file__).parent
-    messages = (here / "alertmanager.tmpl").read_text(encoding="utf-8")
+    messages, steps = ((here / name).read_text(encoding="utf-8") for name in ("alertmanager.tmpl", "steps.md"))
     return {
-        "alerts/README.md": (here / "steps.md").read_text(encoding="utf-8"),
+        "alerts/README.md": steps.replace("@of_one_page@", "|".join(of_one_page(incidents))),
         "alerts/templates/diag.tmpl": messages.replace("@do_now@", label("do_now")),
         **{
             f"alerts/{name}": dump_yaml(f"{GENERATED_MARK}: {head}", content) for name, (head, content) in texts.items()

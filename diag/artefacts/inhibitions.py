@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from diag.artefacts.names import subject_labels
 from diag.core.contract import Site
-from diag.core.incident import RANK, Incident, Severity
+from diag.core.incident import Incident, Severity
 
 Known = Mapping[str, Incident]
 _MUTED: dict[Severity, str] = {"info": "info", "warning": "warning|info", "critical": "critical"}
@@ -33,13 +33,6 @@ def severities(incident: Incident) -> tuple[Severity, ...]:
 def shared_labels(one: Incident, other: Incident, site: Site) -> tuple[str, ...]:
     """Return the labels of a subject that both have."""
     return tuple(label for label in subject_labels(one, site) if label in subject_labels(other, site))
-
-
-def named_causes(incident: Incident, severity: Severity, known: Known) -> list[Incident]:
-    """Return the causes of an incident with a severity below that of its alert, which its message names."""
-    return [
-        cause for cause in known.values() if incident.id in cause.explains and RANK[cause.severity] < RANK[severity]
-    ]
 
 
 def mutings(incidents: Sequence[Incident], site: Site) -> Iterator[Muting]:
@@ -74,6 +67,16 @@ def inhibitions(incidents: Sequence[Incident], site: Site) -> list[dict[str, Any
         for (effects, severity, equal), sources in merged.items()
     ]
     return [pages, *pairs]
+
+
+def of_one_page(incidents: Sequence[Incident]) -> list[str]:
+    """Return the incidents whose pages about a model are one: a violated SLO, and causes that page for nothing worse.
+
+    Such a cause is often told minutes after the SLO: it updates the page."""
+    pages = {incident.id: incident for incident in incidents if "critical" in severities(incident)}
+    slos = {name for name, incident in pages.items() if incident.burns and incident.severity == "critical"}
+    effects = {each.id: pages.keys() & {*each.explains} for each in pages.values() if not each.outage}
+    return sorted(slos.union(name for name, paging in effects.items() if paging and paging <= slos))
 
 
 def muting_sentences(incident: Incident, incidents: Sequence[Incident], site: Site) -> list[str]:

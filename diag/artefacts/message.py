@@ -19,8 +19,6 @@ from diag.diagnosis.decision_table import Reading
 from diag.knowledge.formulas import formula, model_series
 from diag.promql import add_matchers
 
-SERVER_PAGE = "server"
-"""The dashboard that an alert links to."""
 PLACE_LABELS = {"model": "model_name", "namespace": "namespace", "pod": "pod", "job": "job"}
 """Labels that an alert gets beside those of its subject, and the labels of the server's series that hold them."""
 _HOUR = 3600
@@ -80,7 +78,7 @@ def annotations(message: Message, writer: "PrometheusTemplates | DiagnosisValues
         "description": "; ".join(evidence),
         "impact": incident.impact,
         "runbook_url": site.runbook_url(incident.id),
-        "dashboard_url": f"{site.grafana_url}/d/{dashboard_uid(SERVER_PAGE)}?var-incident={incident.id}{chosen}{span}",
+        "dashboard_url": f"{site.grafana_url}/d/{dashboard_uid('server')}?var-incident={incident.id}{chosen}{span}",
         "doctor": f"diag doctor --prometheus {site.prometheus_url} {server} --from {writer.unix(_HOUR, 1)}",
     }
 

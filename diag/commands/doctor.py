@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from diag.commands.observe import ObserveOptions, look, site
 from diag.core.errors import BadUsage
@@ -13,10 +13,12 @@ from diag.core.files import refused_in_words, written_whole
 from diag.core.formatting import printable
 from diag.core.subjects import instance_name
 from diag.diagnosis.report import Report
-from diag.diagnosis.roll_call import APART, RollCall, roll_call
 from diag.diagnosis.vitals import vitals
 from diag.http.address import is_here, parse
 from diag.report.sentences import is_fleet
+
+if TYPE_CHECKING:
+    from diag.diagnosis.roll_call import RollCall
 
 EXIT = {"healthy": 0, "no_incident": 0, "warning": 1, "critical": 2, "unknown": 3}
 MOST_COMPARED = 20
@@ -75,8 +77,9 @@ def run(
     return report
 
 
-def roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
+def roll_calls(report: Report, targets: Sequence[str]) -> Iterator["RollCall"]:
     """Yield where the processes of each server stand, by two dumps; a server that moves tokens has no suspect."""
+    from diag.diagnosis.roll_call import APART, RollCall, roll_call
     from diag.exporter.process import stacks
     from diag.exporter.process.collector import ProcessCollector
 
@@ -97,8 +100,10 @@ def roll_calls(report: Report, targets: Sequence[str]) -> Iterator[RollCall]:
         yield call._replace(conclusion=f"{problem[0].upper()}{problem[1:]}.") if problem else call
 
 
-def stacks_in_pods(report: Report) -> Iterator[RollCall]:
+def stacks_in_pods(report: Report) -> Iterator["RollCall"]:
     """Yield the command that reads the stacks in each pod: it adds a container to the pod, so a person runs it."""
+    from diag.diagnosis.roll_call import RollCall
+
     containers = dict(report.observed.containers)
     for server in report.observed.servers:
         if server.name not in containers:

@@ -16,6 +16,8 @@ from diag.knowledge.catalog import load
 from diag.knowledge.signals import DECLARED
 
 _LIKELY, _FEW = 0.75, 8
+_LONGEST = 200
+"""Characters that are compared: the time grows with them, and no name has more."""
 DO = "\n  Do: "
 SHORTEST, MOST_KINDS = 6, 6
 """Characters of a text that is looked for in the table of failures, and kinds that are shown."""
@@ -162,7 +164,7 @@ def near(name: str, ids: Sequence[str]) -> list[str]:
     def likeness(word: str, part: str) -> float:
         return max(SequenceMatcher(None, word, text).ratio() for text in (part, part[: len(word)]))
 
-    words = [word for word in re.split(r"[\W_]+", name.lower()) if word]
+    words = [word for word in re.split(r"[\W_]+", name.lower()[:_LONGEST]) if word]
     scores = {id: [max(likeness(word, part) for part in id.split("_")) for word in words] for id in ids}
     likely = [id for id in ids if min(scores[id], default=0.0) >= _LIKELY]
     return sorted(likely, key=lambda id: -sum(scores[id]))[:_FEW]

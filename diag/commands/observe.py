@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DECISIVE = frozenset({"engine_dead", "startup_failed", "engine_orphaned", "gpu_out_of_memory"})
 """Incidents of which more scrapes of a server that refuses them show nothing new."""
+ORPHANS = "max by (instance) (diag_vllm_process_orphaned) == 1"
 LONGEST_SCRAPING = 125.0
 """Seconds to scrape for at most while requests are in flight and nothing moves: a huge prefill may take two minutes."""
 
@@ -63,9 +64,13 @@ def scraping(contract: Contract, incidents: Sequence[Incident] = ()) -> Scraping
         return cache.span < LONGEST_SCRAPING and owed_and_still(judge(cache)[0])
 
     def is_dead(observation: Observation) -> bool:
-        """Return True if an incident explains what is wrong with the servers."""
-        findings = judge_observation(observation, contract, incidents).report.present if incidents else ()
-        return any(finding.diagnosis.ongoing and finding.diagnosis.incident.id in DECISIVE for finding in findings)
+        """Return True if an incident explains what is wrong with the servers; an orphan is one at its third scrape."""
+        if not incidents:
+            return False
+        report, queries, _ = judge_observation(observation, contract, incidents)
+        found = {each.diagnosis.incident.id for each in report.present if each.diagnosis.ongoing}
+        orphans = queries.ask(ORPHANS, ("instance",), queries.whole, queries.source.instants[-1:])
+        return bool(found & DECISIVE) and ("engine_orphaned" in found or not orphans)
 
     return Scraping(bar, may_be_stuck, is_dead)
 

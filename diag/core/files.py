@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, BinaryIO, TextIO
 
 from diag.core.errors import BadUsage
@@ -275,7 +274,7 @@ def written_bytes(file: Path, is_new: bool = False) -> Iterator[BinaryIO]:
             yield out
         return
     goal = file if is_new else file.resolve()  # a link stays a link
-    new = goal.with_name(f".diag-{token_hex(8)}.tmp")  # nobody else has that name: no file and no link is written
+    new = goal.with_name(f".diag-{os.urandom(8).hex()}.tmp")  # nobody else has it: no file and no link is written
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(new, flags, 0o666)
     try:

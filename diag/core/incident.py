@@ -168,6 +168,7 @@ def _condition(signal: Signal, op: Comparison, limit: float | str, why: Source) 
 class LookAlike(NamedTuple):
     """A situation with the same symptoms, and how to distinguish it from the incident.
 
+    `incident` is the id of one that is an incident, which has to exist; it is its `name`, too.
     `requires` must hold, or the incident is absent. `refuted_by` is one of the incident's symptoms or supports: if it
     holds, the look-alike is ruled out; otherwise the look-alike stays possible.
     """
@@ -176,6 +177,7 @@ class LookAlike(NamedTuple):
     distinguish: str
     requires: Condition | None = None
     refuted_by: Condition | None = None
+    incident: str = ""
 
 
 class Fix(NamedTuple):

@@ -20,7 +20,6 @@ from diag.diagnosis.proposals import Running, by_failure, by_search, is_on_rocm,
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, verdict_of
-from diag.diagnosis.roll_call import stand_in_dump
 from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.formulas import expanded
@@ -366,6 +365,8 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
         if any(line.event == ANSWERS for line in ending.lines):
             return shows["request_alone"]
         if dumps := list(STACK_DUMP.finditer(nearby)):
+            from diag.diagnosis.roll_call import stand_in_dump  # noqa: PLC0415  # loaded where there is a dump
+
             dump, stands = dumps[-1], stand_in_dump(nearby)
             of = DUMP_OF.search(name)
             who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,15 @@ from diag.diagnosis.health import HealthEvidence
 from diag.diagnosis.progress import INSTANCE, NotJudged, Progress
 from diag.diagnosis.proposals import Proposal, Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.diagnosis.telemetry_checks import FAMILIES, TelemetryDefect
 from diag.diagnosis.vitals import CeilingShares, Vitals
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure
 from diag.sources.observation import PodContainer
+
+if TYPE_CHECKING:
+    from diag.diagnosis.roll_call import RollCall
 
 CONFIRMATIONS = 2
 """Observations in a row that must agree before a change is reported."""
@@ -160,7 +162,7 @@ class Report(NamedTuple):
     shared: tuple[SharedLabel, ...] = ()
     slo_is_default: bool = False
     vitals: tuple[Vitals, ...] = ()
-    roll_calls: tuple[RollCall, ...] = ()
+    roll_calls: tuple["RollCall", ...] = ()
     found_note: str = ""
 
     @property

@@ -28,8 +28,9 @@ from diag.core.files import Gunzip
 from diag.core.formatting import printable
 from diag.exposition import MOST_BYTES
 from diag.http import failure
-from diag.http.address import PAGE, PORTS, WAYS, Address, Credentials, basic, is_within, tls, without_user
+from diag.http.address import PAGE, PORTS, WAYS, Address, Credentials, basic, is_within, without_user
 from diag.http.failure import MUTUAL, VLLM, Failure, Hints, WrongAnswer
+from diag.http.tls import tls
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -50,8 +50,8 @@ SUBJECTS = {
     ("instance", "gpu"): f"{_GPUS} or on (instance) instance:{GENERATION}",
 }
 """Subjects of the rules: servers; engines and GPUs, and each server without a visible one."""
-INTERVAL, SLOW_INTERVAL = "15s", "1m"
-"""Evaluation intervals; the second is for long ranges, alerts over long windows, and infos."""
+INTERVAL, TICKET_INTERVAL, SLOW_INTERVAL = "15s", "30s", "1m"
+"""Evaluation intervals: of pages, of tickets over minutes, and of long ranges, alerts over long windows and infos."""
 MOST_LINES = 15
 """Lines of a recording rule; the parts of a longer one are recorded on their own."""
 DRAWN_OVER = "5m"
@@ -220,12 +220,7 @@ class RuleSet(NamedTuple):
 
 def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
-    signals = {
-        name: reader
-        for incident in incidents
-        for recorded in (alert_signals, ending_signals, drawn_signals)
-        for name, reader in recorded(incident, contract).items()
-    }
+    signals = {reader.name: reader for incident in incidents for reader in _signals(incident, contract)}
     formulas = parts_first(signals.values())
     # raw expressions of two names are one: the same bucket of a histogram for two thresholds, for example
     key = {name: name if reader.parts else reader.text for name, reader in formulas.items()}
@@ -269,12 +264,14 @@ def _longest_range(promql: str) -> float:
     return max(map(seconds, _RANGE.findall(promql)), default=0.0)
 
 
-def alert_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
-    """Return the formulas of the signals that the alerts of an incident compare, by name."""
+def _signals(incident: Incident, contract: Contract) -> Iterator[Formula]:
+    """Yield the formulas of the signals that the alerts of an incident compare, and that dashboards draw."""
     asked = [(window, condition) for window in incident.windows for condition in incident.conditions]
     asked += [(incident.window, incident.escalates)] if incident.escalates else []
-    formulas = (formula(condition.signal, incident.per, window, contract) for window, condition in asked)
-    return {signal.name: signal for signal in formulas}
+    yield from (formula(condition.signal, incident.per, window, contract) for window, condition in asked)
+    yield from ending_signals(incident, contract).values()
+    drawn = (condition.signal for condition in incident.supports if condition.signal in DRAWN)
+    yield from (formula(signal, incident.per, DRAWN_OVER, contract) for signal in drawn)
 
 
 def ending_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
@@ -285,13 +282,6 @@ def ending_signals(incident: Incident, contract: Contract) -> dict[str, Formula]
         formula(incident.ending.signal, incident.per, incident.ends_over, contract),
         formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract),
     )
-    return {signal.name: signal for signal in formulas}
-
-
-def drawn_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:
-    """Return the formulas of the incident's supporting signals that are recorded for dashboards, by name."""
-    drawn = (condition.signal for condition in incident.supports if condition.signal in DRAWN)
-    formulas = (formula(signal, incident.per, DRAWN_OVER, contract) for signal in drawn)
     return {signal.name: signal for signal in formulas}
 
 

@@ -38,7 +38,7 @@ _CALL = re.compile(r"(\w+)\((\w+)\)")
 _SOURCE = re.compile(r"(documented|measured|reported): (.+); (\S+)|(judged): (.+)")
 _NAMED = re.compile(r"([A-Z][A-Z0-9_]*) = (.+)")
 _SECTION = re.compile(r"\[(\w+)(?: (\w+))?\]")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?(e\d+)?")
+_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?(e\d{1,2})?")
 _IN_ONE_LINE = ("per", "explains", "operations", "burns")
 
 
@@ -92,6 +92,8 @@ def _exported() -> Mapping[str, Any]:
 
 def _declared(file: Path, names: _Names) -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
     """Return the fields before the first section and the rows of the others; all names of the file are added."""
+    if not file.is_file():
+        raise BadDeclaration(f"{shown_path(file)}: is not a regular file")
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -126,8 +128,8 @@ def _fields(section: _Section, names: _Names, file: Path) -> dict[str, Any]:
                 names.add(named[1], _meant(named[2], names))
             else:
                 _add_field(line, fields, section.kind, names)
-        except Mistake as mistake:
-            raise BadDeclaration(f"{shown_path(file)}:{number}: {mistake}") from mistake
+        except (ValueError, TypeError, LookupError, AttributeError) as error:  # Mistake, or of a function that it names
+            raise BadDeclaration(f"{shown_path(file)}:{number}: {error}") from error
     return fields
 
 
@@ -161,10 +163,16 @@ def _rows(section: _Section, names: _Names, file: Path) -> tuple[Any, ...]:
     """Return what a section declares, one row or copies of several, which its name stands for from then on."""
     fields, kind = _fields(section, names, file), SECTIONS[section.kind]
     copied = fields.pop("like", None)
+    if kind is LookAlike and fields.get("incident"):
+        fields["name"] = fields["incident"]
     if copied is None:
         rows: tuple[Any, ...] = (_made(kind, fields, file, section.line),)
     else:
-        rows = tuple(row._replace(**fields) for row in ((copied,) if isinstance(copied, kind) else copied))
+        rows = (copied,) if isinstance(copied, kind) else copied
+        if type(rows) is not tuple or not all(isinstance(row, kind) for row in rows):
+            reason = f"[{section.kind}] is like something else than {kind.__name__}"
+            raise BadDeclaration(f"{shown_path(file)}:{section.line}: {reason}")
+        rows = tuple(row._replace(**fields) for row in rows)
     if section.name:
         for row in rows:
             names.add(section.name, row)

@@ -16,6 +16,7 @@ from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
 from diag.knowledge.platforms import kernel_of, platform_of, way_around
+from diag.knowledge.raised_errors import RaisedError, raised_by_vllm
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import known, release, versions
@@ -32,10 +33,11 @@ FILES = {
     "compilation": "Compilers and CUDA graphs",
     "ranks": "Several ranks and nodes",
     "shapes": "What the error itself asks for",
+    "raised": "What vLLM's own source says of its error",
     "places": "By the place in the code, for exceptions of no other kind",
 }
 """The files of the table with their headings, in the order in which their patterns are tried."""
-PLACES, SHAPES = "places", "shapes"
+PLACES, RAISED, SHAPES = "places", "raised", "shapes"
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
 it is the usual one of such an error."""
@@ -250,12 +252,14 @@ def known_failure(
     """
     if not texts:  # reading the table takes a tenth of a second
         return None
-    tiers: list[list[FailureKind]] = [[], [], [], []]
+    tiers: list[list[FailureKind]] = [[], [], [], [], []]
+    tier_of = {SHAPES: 2, RAISED: 3, PLACES: 4}
     for failure in table():
-        is_late = failure.generic or failure.file == SHAPES
-        tiers[0 if failure.has_context else 3 if failure.file == PLACES else 2 if is_late else 1].append(failure)
+        tiers[0 if failure.has_context else tier_of.get(failure.file, 3 if failure.generic else 1)].append(failure)
     spare: KnownFailure | None = None
-    for kinds in tiers:
+    for number, kinds in enumerate(tiers):
+        if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
+            texts, frames = _with_source(texts, raised, context), frames or f"{raised.module}:"
         for text, failure in itertools.product(texts, kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
@@ -277,6 +281,14 @@ def known_failure(
                 seen = values.get("", "")
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return spare
+
+
+def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext) -> Sequence[str]:
+    """Add to an error of vLLM's code its module and its options; those that the server was given, if it was any."""
+    arguments = _GIVEN.search(context.nearby)
+    given = [name for name in raised.options if arguments and f"'{name[2:].replace('-', '_')}':" in arguments["args"]]
+    reading = f" reading {' and '.join(given or raised.options)}" if raised.options else ""
+    return (f"{texts[0]}\nraised by {raised.module}{raised.last and f' to {raised.last}'}{reading}", *texts)
 
 
 def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
@@ -417,10 +429,11 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "flag": lambda name: option if (option := f"--{name.replace('_', '-')}") in known() else name,
     "double": lambda value: str(int(_number(value)) * 2),
     "gib": lambda size: f"{_number(size) / 2**30:.1f}",
+    "after": lambda last: f"{release(last)[0]}.{release(last)[1] + 1}",
     "lora_rank": _lora_rank,
     "scaled": _scaled,
     "cuda": lambda release: f"{int(release) // 1000}.{int(release) % 1000 // 10}",
     "pip": lambda module: _packages().get(str(module), str(module)),
 }
-"""What the texts compute; `cuda` is the release that the driver reports as 12020, `pip` the package of a module and
-`flag` the option of a field."""
+"""What the texts compute; `after` is the minor release behind one, `cuda` the release that the driver reports as 12020,
+`pip` the package of a module and `flag` the option of a field."""

@@ -103,6 +103,7 @@ _USED = re.compile(
     r"Using (?:AttentionBackendEnum\.)?'?(?P<name>[A-Z][A-Z_0-9]{3,40}|Triton|Flash ?Attention|FlashInfer|FlashMLA)'?"
     r"(?: [Aa]ttention)? [Bb]ackend"
 )
+_ASKED_FOR = re.compile(r"(?:attention_backend(?:': '|=)|VLLM_ATTENTION_BACKEND=)([A-Z][A-Z_0-9]{3,40})")
 _OF_FRAMES = (
     ("FLASHINFER", re.compile(r"flashinfer")),
     ("TRITON", re.compile(r"triton_attn|triton_unified|triton_mla|triton_decode|prefix_prefill")),
@@ -180,7 +181,8 @@ def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> st
         name.strip(" '\"").rpartition(".")[2] for line in _OFFERED.finditer(near) for name in line["names"].split(",")
     ]
     wanted = [name for name in wanted if name in offered] or wanted
-    refused = [name for name, words in _REFUSED if words.search(near)] + [used.removesuffix("_MLA")] * bool(used)
+    tried = [name.removesuffix("_MLA") for name in (used, *_ASKED_FOR.findall(near)) if name]
+    refused = [name for name, words in _REFUSED if words.search(near)] + tried
     name = next((name for name in wanted if not name.startswith(tuple(refused))), "")
     name = name if not at or at >= (0, 8) or not name.startswith("TRITON") else "XFORMERS"
     if not name or not at:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from diag.lint.host import longest_request
 from diag.lint.removed import V1
-from diag.lint.rule import LintTarget, Match, is_open, number, removal, rule
+from diag.lint.rule import LintTarget, Match, number, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import capability
 
@@ -13,22 +13,6 @@ LARGEST_GRAPH, LARGEST_ON_BLACKWELL = 512, 1024
 """vLLM captures batches of up to 2 x max_num_seqs tokens by default, and at most these; the latter since 0.28.0."""
 _BLACKWELL = 10
 """Compute capability of Blackwell in data centres, without its minor number."""
-
-
-@rule()
-def no_metrics(target: LintTarget) -> Iterator[Match]:
-    if target.is_on("--disable-log-stats"):
-        yield Match(edits=removal(target.command.all("--disable-log-stats")))
-
-
-@rule()
-def kv_cache_size_pinned(target: LintTarget) -> Iterator[Match]:
-    blocks = target.command.get("--num-gpu-blocks-override")
-    if blocks is not None and not is_open(blocks):
-        yield Match(
-            f"--num-gpu-blocks-override {blocks} pins the size of the KV cache",
-            edits=removal(target.command.all("--num-gpu-blocks-override")),
-        )
 
 
 @rule()
@@ -109,15 +93,6 @@ def eager(target: LintTarget) -> Iterator[Match]:
     if target.is_on("--enforce-eager"):
         less = "; --max-cudagraph-capture-size saves memory at less cost" if target.since("0.11.1") else ""
         yield Match(fix=f"Remove it unless the server fails to start without it{less}")
-
-
-@rule()
-def several_api_servers(target: LintTarget) -> Iterator[Match]:
-    """api_server_count defaults to data_parallel_size since about 0.10.2."""
-    size, command = target.ranks("--data-parallel-size"), target.command
-    external = target.is_on("--data-parallel-external-lb") or command.get("--data-parallel-rank") is not None
-    if size > 1 and not external and command.get("--api-server-count") is None and target.since("0.10.2"):
-        yield Match(f"--data-parallel-size {size} starts {size} API servers")
 
 
 @rule()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _COMMENT = re.compile(r"(?P<own>^\s*)?(?:#|//|<!--)[ \t]*diag: ignore\b[ \t]*(?P<rules>[\w,]*)[ \t]*(?P<reason>[^\n]*)")
-_SUBJECT = re.compile(r"\A(?:(--?[A-Za-z][\w-]*)|(VLLM_\w+|\w+_VISIBLE_DEVICES)|The (\w+) (?:probe|check))")
+_SUBJECT = re.compile(r"\A(?:(--?[A-Za-z][\w-]*)|([A-Z][A-Z0-9]*_[A-Z0-9_]+)|The (\w+) (?:probe|check))")
 """What a message is about, at its beginning: a flag, a variable, or a probe."""
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, plural, quantity
 from diag.lint.host import memory_setup
-from diag.lint.rule import LintRule, LintTarget, Match, is_open, number, removal, rule, text_of
+from diag.lint.rule import Case, LintRule, LintTarget, Match, number, removal, rule, text_of, texts
+from diag.lint.terms import all_hold
 from diag.vllm.command.redaction import value
 from diag.vllm.deployments import deployment
 from diag.vllm.flags.registry import known
@@ -21,8 +22,6 @@ _BATCH, _SEQS, _LEN = "--max-num-batched-tokens", "--max-num-seqs", "--max-model
 _PARTIAL = "--max-num-partial-prefills"
 _TP, _PP, _DP = (f"--{kind}-parallel-size" for kind in ("tensor", "pipeline", "data"))
 _CONTEXT = "--prefill-context-parallel-size"
-_SPECULATION_KEYS = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": "num_speculative_tokens"}
-_ASYNC_METHODS = ("ngram", "suffix", "medusa", "mlp_speculator")
 _ROOMY = 0.5
 """Share of one GPU's budget up to which the weights leave most of it to the KV cache, without any parallelism."""
 
@@ -53,80 +52,20 @@ def _is_one_rank(target: LintTarget) -> bool:
 
 
 CONDITIONS: Mapping[str, Callable[[LintTarget], object]] = {
-    "fewer_tokens_than_sequences": lambda target: _is_more(target.number(_SEQS), target.number(_BATCH)),
-    "whole_prompts_do_not_fit": lambda target: (
-        target.is_off("--enable-chunked-prefill") and _is_more(target.number(_LEN), target.number(_BATCH))
-    ),
     "threshold_above_context": lambda target: (
         (target.since("0.27.0") or _is_more(target.number(_PARTIAL), 1))
         and _is_more(target.number("--long-prefill-token-threshold"), target.number(_LEN))
     ),
-    "more_active_than_sequences": lambda target: _is_more(target.number("--max-num-active-seqs"), target.number(_SEQS)),
     "no_room_for_drafts": _drafts_do_not_fit,
     "larger_step_than_work": lambda target: _is_more(
         target.number(_BATCH), (target.number(_SEQS) or math.inf) * (target.number(_LEN) or math.inf)
-    ),
-    "partial_prefills": lambda target: _is_more(target.number(_PARTIAL), 1) and target.has(_PARTIAL),
-    "falls_back_to_v0": lambda target: (
-        any(_is_more(target.number(flag), 1) for flag in (_PARTIAL, "--num-scheduler-steps"))
-        and target.command.environment.get("VLLM_USE_V1") != "0"
-    ),
-    "speculation_given_twice": lambda target: any(
-        target.has(flag) and key in target.keys("--speculative-config") for flag, key in _SPECULATION_KEYS.items()
-    ),
-    "async_scheduling_with_draft_method": lambda target: (
-        target.is_on("--async-scheduling") and target.keys("--speculative-config").get("method") in _ASYNC_METHODS
-    ),
-    "parser_missing": lambda target: (
-        target.is_on("--enable-auto-tool-choice")
-        and not target.has("--tool-call-parser")
-        and not any(is_open(target.command.words[at]) for at in target.command.strays)
-    ),
-    "outputs_without_requests": lambda target: (
-        target.is_on("--enable-log-outputs") and not target.is_on("--enable-log-requests")
-    ),
-    "metrics_without_stats": lambda target: (
-        target.is_on("--enable-per-request-metrics") and target.is_on("--disable-log-stats")
-    ),
-    "attention_backend_given_twice": lambda target: (
-        target.has("--attention-backend") and target.keys("--attention-config").get("backend")
-    ),
-    "capture_sizes_given_twice": lambda target: any(
-        target.has("--" + key.replace("_", "-")) and target.keys("--compilation-config").get(key)
-        for key in ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
-    ),
-    "compilation_level": lambda target: "level" in target.keys("--compilation-config"),
-    "utilization_is_overridden": lambda target: (
-        target.has("--kv-cache-memory-bytes") and target.has("--gpu-memory-utilization")
-    ),
-    "servers_of_a_headless_node": lambda target: (
-        target.is_on("--headless") and (target.number("--api-server-count") or 0) > 0
-    ),
-    "more_local_ranks_than_ranks": lambda target: _is_more(
-        target.number("--data-parallel-size-local"), target.ranks(_DP)
-    ),
-    "rank_out_of_range": lambda target: (
-        target.has("--data-parallel-rank") and (target.number("--data-parallel-rank") or 0) >= target.ranks(_DP) > 1
-    ),
-    "two_balancers": lambda target: (
-        target.is_on("--data-parallel-external-lb") and target.is_on("--data-parallel-hybrid-lb")
     ),
     "context_ranks_do_not_divide": lambda target: (
         target.ranks(_TP) % target.ranks("--decode-context-parallel-size")
         and target.ranks("--prefill-context-parallel-size") == 1
     ),
-    "balanced_experts_without_experts": lambda target: (
-        target.is_on("--enable-eplb") and not target.is_on("--enable-expert-parallel")
-    ),
-    "numa_nodes_without_binding": lambda target: (
-        (target.has("--numa-bind-nodes") or target.has("--numa-bind-cpus")) and not target.is_on("--numa-bind")
-    ),
     "balanced_experts_of_one_rank": lambda target: (
         target.is_on("--enable-eplb") and target.is_on("--enable-expert-parallel") and _is_one_rank(target)
-    ),
-    "redundant_experts_without_balancing": lambda target: (
-        (number(str(target.keys("--eplb-config").get("num_redundant_experts"))) or 0) > 0
-        and target.lacks("--enable-eplb")
     ),
     "expert_parallel_of_one_rank": lambda target: (
         target.is_on("--enable-expert-parallel")
@@ -134,22 +73,14 @@ CONDITIONS: Mapping[str, Callable[[LintTarget], object]] = {
         and (not target.shape or not target.shape.family or target.shape.experts)
         and _is_one_rank(target)
     ),
-    "external_balancer_without_ranks": lambda target: (
-        target.is_on("--data-parallel-external-lb") and (target.lacks(_DP) or number(target.command.get(_DP)) == 1)
-    ),
-    "hybrid_balancer_without_local_ranks": lambda target: (
-        target.is_on("--data-parallel-hybrid-lb")
-        and not target.is_on("--data-parallel-external-lb")
-        and target.lacks("--data-parallel-size-local", "--data-parallel-rank", "--nnodes")
-    ),
     "ranks_do_not_fill_the_nodes": lambda target: (
         target.ranks("--nnodes") > 1 and _world(target) and _world(target) % target.ranks("--nnodes")
     ),
-    "more_adapters_than_in_memory": lambda target: (
-        target.is_on("--enable-lora") and _is_more(target.number("--max-loras"), target.number("--max-cpu-loras"))
-    ),
 }
-"""The condition of each conflict, by its id. It holds from the release `since` of rules.toml on and before `until`."""
+"""The condition of each conflict that is no term of rules.toml, by its id.
+
+It holds from the release `since` of rules.toml on and before `until`.
+"""
 
 
 def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:
@@ -158,11 +89,13 @@ def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:
     `{flag}` in its message and its fix is the value of --flag; the correction removes the flags `removes`.
     """
     text = text_of(id)
+    cases = text.cases or (Case(()),)
 
     def check(target: LintTarget) -> Iterator[Match]:
         in_span = (not text.since or target.since(text.since)) and not (text.until and target.since(text.until))
-        if in_span and holds(target):
-            message, fix = text.message, text.fix
+        case = next((case for case in cases if all_hold((*text.when, *case.when), target)), None) if in_span else None
+        if case and holds(target):
+            message, fix = case.message or text.message, case.fix or text.fix
             for flag in known():
                 if "{" + flag[2:] + "}" in message + fix:
                     option = target.command.all(flag)[-1:]
@@ -176,10 +109,14 @@ def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:
         in_general = in_general.replace("{" + flag[2:] + "}", f"the value of {flag}")
     releases = f", from vLLM {text.since} {f'until {text.until}' if text.until else 'on'}" if text.since else ""
     finds = f"{text.title}{releases}. Values that the command does not give are not compared."
-    return LintRule(**{**vars(text), "finds": finds, "fix": in_general}, check=check, topic="conflicts")
+    return LintRule(**{**vars(text), "finds": finds, "fix": in_general}, check=check)
 
 
-CONFLICTS = tuple(_conflict(id, holds) for id, holds in CONDITIONS.items())
+CONFLICTS = tuple(
+    _conflict(text.id, CONDITIONS.get(text.id, lambda _: True))
+    for text in texts().values()
+    if text.when or text.cases or text.id in CONDITIONS
+)
 
 
 @rule(topic="parallel")

@@ -12,7 +12,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, gibibytes, plural
 from diag.core.formatting import number as formatted
 from diag.lint.removed import V1
-from diag.lint.rule import LINKS, HostGpu, LintTarget, Match, number, removal, rule
+from diag.lint.rule import LINKS, HostGpu, LintTarget, Match, number, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
 from diag.vllm.memory.ledger import Ledger, judge, state_blocks_needed
@@ -45,13 +45,6 @@ def heads_do_not_divide(target: LintTarget) -> Iterator[Match]:
             f"--tensor-parallel-size {tensor} does not divide the model's {shape.heads} attention heads",
             fix=f"Set --tensor-parallel-size to {divisors[-1]}",
         )
-
-
-@rule()
-def experts_of_a_dense_model(target: LintTarget) -> Iterator[Match]:
-    shape = target.shape
-    if target.is_on("--enable-expert-parallel") and shape and shape.family and not shape.experts:
-        yield Match(edits=removal(target.command.all("--enable-expert-parallel")))
 
 
 @rule()

@@ -39,6 +39,7 @@ from diag.vllm.command.writings import VARIABLES
 from diag.vllm.flags import installed_parser
 from diag.vllm.flags.registry import release, versions
 from diag.vllm.gpus import named as named_gpu
+from diag.vllm.gpus import of_machine
 from diag.vllm.memory import model
 from diag.vllm.memory.model import Model
 
@@ -139,7 +140,10 @@ class Judge:
                 ]
                 findings = _of_assumed(findings, older, chosen)
             lines = [written.line(at, finding.message) for finding in findings]
-            findings = tuple(replace(each, line=line) for each, line in zip(findings, lines, strict=True))
+            findings = tuple(
+                replace(each, line=line or (first.line if is_file else 0))
+                for each, line in zip(findings, lines, strict=True)
+            )
             kept = [each for each in findings if each.rule not in {*self.ignored, *written.ignored(at)}]
             notes += mistakes if at == 0 else []
             reports.append(self._report(target, findings, kept, chosen, source, parser, notes))
@@ -188,8 +192,9 @@ class Judge:
         version = chosen if is_known(chosen) else versions()[0]
         folder, shape, no_shape = _read_model(command, version)
         gpus, no_gpus = None, ["what depends on the GPUs and the memory of the host (--gpu names the GPUs)"]
-        if self.gpu:  # as many free GPUs of this kind as the server needs
-            kind, needed, no_gpus = named_gpu(self.gpu), 1, []
+        box = command.container
+        if kind := named_gpu(self.gpu) if self.gpu else of_machine(box.product) if box else None:
+            needed, no_gpus = 1, []  # as many free GPUs of this kind as the server needs
             with suppress(UnknownValue):
                 needed = min(LintTarget(command, "").local_ranks(), _MOST_GPUS)
             gpus = HostGpus(tuple(HostGpu(str(at), kind.name, kind.memory, kind.memory) for at in range(needed)), {})

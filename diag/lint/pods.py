@@ -159,6 +159,19 @@ def fewer_visible_than_ranks(target: LintTarget) -> Iterator[Match]:
             yield Match(f"{name} names {plural(len(visible), 'GPU')}, and the server needs {needed}")
 
 
+@rule()
+def visible_gpu_not_given(target: LintTarget) -> Iterator[Match]:
+    """CUDA counts the GPUs of a container from 0, whichever they are on the host."""
+    container, text = target.command.container, target.command.environment.get("CUDA_VISIBLE_DEVICES", "").strip("\"'")
+    given = container.gpus if container and container.is_whole else None
+    beyond = [part for part in text.split(",") if part.strip().isdigit() and given and int(part) >= given]
+    if beyond and not is_open(text) and container and container.kind in ("pod", "docker run", "Compose service"):
+        by = f" ({container.gpus_by})" if container.gpus_by else ""
+        yield Match(
+            f"CUDA_VISIBLE_DEVICES names GPU {beyond[0]}, and the container has {plural(given or 0, 'GPU')}{by}"
+        )
+
+
 _PORT = 8000
 
 

@@ -138,7 +138,9 @@ class UnknownValue(BadUsage):
     """A value that the text does not show: a rule that needs it finds nothing."""
 
 
-_HOLE = re.compile(r"[$`]|\{\{|\{[A-Za-z_][\w.]*\}|<[A-Za-z](?:[\w ./:-]*\w)?>|\[[a-z_ ]+\]|%\([a-z]\w*\)s")
+_HOLE = re.compile(
+    r"[$`]|\{\{|\{[A-Za-z_][\w.]*\}|<[A-Za-z](?:[\w ./:-]*\w)?>|\[[a-z_ ]+\]|%\([a-z]\w*\)s|^(?:\.{3}|…)$"
+)
 
 
 def is_open(text: str) -> bool:
@@ -288,11 +290,21 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Case:
+    """Terms that hold beside those of the rule, with a fix and a message of their own."""
+
+    when: tuple[str, ...]
+    fix: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
 class RuleText:
     """A rule in rules.toml: the texts of the page that `diag explain ID` prints, and those of its findings.
 
     The errors of a rule that `differs_by_build` may not be errors of a build of vLLM that is not its own. `message`,
-    `since`, `until` and `removes` are those of a conflict (`conflicts.py`).
+    `since`, `until` and `removes` are those of a conflict (`conflicts.py`), which holds `when` its terms do
+    (`terms.py`), or with those of the first of its `cases` that holds. `topic` is its page in docs/lint-rules.
     """
 
     id: str
@@ -307,6 +319,9 @@ class RuleText:
     since: str = ""
     until: str = ""
     removes: tuple[str, ...] = ()
+    when: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
+    topic: str = "conflicts"
 
 
 _SUBJECT = re.compile(r"(?:--?[A-Za-z]|VLLM_)[\w.-]*(?:, --?[A-Za-z][\w.-]*)*")
@@ -316,10 +331,9 @@ Check = Callable[[LintTarget], Iterator[Match]]
 
 @dataclass(frozen=True)
 class LintRule(RuleText):
-    """A rule with its `check`; `topic` is its page in docs/lint-rules."""
+    """A rule with its `check`."""
 
     check: Check = field(kw_only=True)
-    topic: str = field(kw_only=True)
 
     def findings(self, target: LintTarget) -> Iterator[LintFinding]:
         """Yield a finding for each match, with the texts of the rule if the match has none; end at an unknown value."""
@@ -357,7 +371,7 @@ def rule(topic: str = "", **numbers: object) -> Callable[[Check], LintRule]:
         for name, number in numbers.items():
             finds = finds.replace("{" + name + "}", str(number))
         module = check.__module__.rpartition(".")[2]
-        return LintRule(**{**vars(text), "finds": finds}, check=check, topic=topic or module)
+        return LintRule(**{**vars(text), "finds": finds, "topic": topic or module}, check=check)
 
     return declared
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from diag.core.declarations import Mistake
-from diag.lint import advice, conflicts, flags, host, pods, removed, values, weights, words
+from diag.lint import advice, conflicts, devices, flags, host, pods, removed, values, weights, words
 from diag.lint.rule import (
     SEVERITIES,
     LintFinding,
@@ -15,7 +15,7 @@ from diag.lint.rule import (
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 
-_MODULES = (advice, conflicts, flags, host, pods, removed, values, weights, words)
+_MODULES = (advice, conflicts, devices, flags, host, pods, removed, values, weights, words)
 _CHECKED = {rule.id: rule for module in _MODULES for rule in vars(module).values() if isinstance(rule, LintRule)}
 _CHECKED |= {rule.id: rule for rule in conflicts.CONFLICTS}
 if _lacking := texts().keys() - _CHECKED:

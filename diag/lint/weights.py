@@ -1,5 +1,6 @@
 """Rules about weights: quantization against checkpoint, release and GPU; LoRA adapters and draft models."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -28,6 +29,7 @@ _FORMATS = ("nvfp4", "fp4", "int4", "int8", "w8a8", "w4a16", "w8a16", "4bit", "8
 """Formats of weights that 0.32.0 and 0.33.0 have no method of that name for."""
 _LAST: Mapping[str, str] = {"gguf": "0.23.0", "bitsandbytes": "0.27.1"}
 """The last release that has a method."""
+_GGUF = re.compile(r"(?i)(?:\.gguf|-gguf(?::[\w.-]+)?)$")
 ONE_AWQ = "0.24.0"
 """The first release in which awq and awq_marlin are one method, which takes bfloat16 and chooses its kernels."""
 _FLAG = "--quantization"
@@ -38,7 +40,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of --max-lora-rank that every release since 0.10.2 takes."""
 
 
-def _checkpoint(target: LintTarget) -> str | None:
+def checkpoint(target: LintTarget) -> str | None:
     """Return the method in the checkpoint's quantization_config, "" without one; None if that is unknown."""
     if target.shape is None or target.command.get("--hf-overrides") is not None:
         return None
@@ -50,7 +52,7 @@ def _checkpoint(target: LintTarget) -> str | None:
 @rule()
 def quantization_of_another_checkpoint(target: LintTarget) -> Iterator[Match]:
     """Compare as `_verify_quantization` (vllm/config/model.py) does; other names of one method override it there."""
-    wanted, method = target.command.get(_FLAG), _checkpoint(target)
+    wanted, method = target.command.get(_FLAG), checkpoint(target)
     if wanted in (*_PREPARED, *_ONLINE) and wanted not in _LOADS.get(method or "", (wanted,)):
         yield Match(
             f"--quantization {wanted}, and the checkpoint is quantized with {method}",
@@ -62,11 +64,14 @@ def quantization_of_another_checkpoint(target: LintTarget) -> Iterator[Match]:
 def checkpoint_not_quantized(target: LintTarget) -> Iterator[Match]:
     """Check like `get_quant_config` (model_loader/weight_utils.py): `Cannot find the config file for awq`."""
     wanted, shape = target.command.get(_FLAG), target.shape
-    if wanted not in _PREPARED or shape is None or _checkpoint(target) != "":
+    if wanted not in _PREPARED or shape is None or checkpoint(target) != "":
         return
     has_settings = any(file.name.endswith(("quantize_config.json", "quant_config.json")) for file in _files(target))
     # a cache may hold config.json alone
-    is_complete = is_folder(shape.name) or any(file.suffix in (".safetensors", ".bin") for file in _files(target))
+    is_known = "source:" in shape.facts and "the shape of" not in shape.facts  # by its name, with all of its settings
+    is_complete = (
+        is_known or is_folder(shape.name) or any(file.suffix in (".safetensors", ".bin") for file in _files(target))
+    )
     if is_complete and not has_settings:
         yield Match(f"--quantization {wanted}, and the checkpoint is not quantized")
 
@@ -77,9 +82,10 @@ def _files(target: LintTarget) -> list[Path]:
 
 @rule()
 def quantization_removed(target: LintTarget) -> Iterator[Match]:
-    wanted, method = target.command.get(_FLAG), _checkpoint(target)
+    wanted, method = target.command.get(_FLAG), checkpoint(target)
+    named = "gguf" if _GGUF.search(target.command.model) else ""
     for name, last in _LAST.items():
-        if name in (wanted, method) and not at_least(last, target.version):
+        if name in (wanted, method, named) and not at_least(last, target.version):
             whose = f"--quantization {name}" if wanted == name else f"The checkpoint's method, {name},"
             yield Match(f"{whose} was removed: {last} is the last release with it")
     if wanted in _FORMATS and target.since("0.32.0"):
@@ -94,7 +100,7 @@ def awq_with_bfloat16(target: LintTarget) -> Iterator[Match]:
     """Check `get_supported_act_dtypes` of awq.py: [torch.half] up to 0.23.0; auto_awq.py of 0.24.0 takes both."""
     command = target.command
     plain = command.get(_FLAG) == "awq" and not target.since(ONE_AWQ)
-    if plain and command.get("--dtype") == "bfloat16" and _checkpoint(target) in (None, "awq"):
+    if plain and command.get("--dtype") == "bfloat16" and checkpoint(target) in (None, "awq"):
         words = command.all(_FLAG)[-1].words
         yield Match(edits=(Edit(words, (_FLAG, "awq_marlin")),) if words else ())
 

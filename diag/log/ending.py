@@ -74,6 +74,8 @@ class EndJudge:
         """
         states, run = self._states, self._run
         pending, states.pending = states.pending, []
+        if states.writers.handles_request and run.startup.stage is None:  # a request's frames, perhaps below its error
+            pending = [error for error in pending if not error.is_lone]
         if states.runs_script and not any(error.in_step for error in pending) and run.announced is None:
             self._end_script(pending)
             return

@@ -96,6 +96,8 @@ class LineMeanings:
 
     def note_request_error(self, line: ParsedLine, at: float) -> None:
         """Keep the exception of a request that the web server prints, with the frame above it."""
+        if line.process and not line.is_of_api_server:
+            return
         if frame := frame_of(line.text):
             self._frame_printed = frame
         elif MARKS.lone.match(line.text) or (self._frame_printed and MARKS.exception.match(line.text)):

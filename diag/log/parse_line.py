@@ -150,6 +150,8 @@ class LineParser:
         self._layout: tuple[str, ...] | None = None
         self._cut_by_journald = False
         self._last_minute: tuple[str, float] = ("", 0.0)
+        self.assumed_year = False
+        """True once a time had no year."""
 
     @property
     def is_within_line(self) -> bool:
@@ -277,7 +279,7 @@ class LineParser:
 
     def _add_year(self, text: str, form: str, read_at: float) -> float | None:
         """Return the unix time of a text that has no year and ends in its seconds; the last minute is remembered."""
-        minute, seconds = text[:-2], text[-2:]
+        minute, seconds, self.assumed_year = text[:-2], text[-2:], True
         if minute == self._last_minute[0] and seconds < "60" and self._last_minute[1] + int(seconds) <= read_at + DAY:
             return self._last_minute[1] + int(seconds)
         latest = datetime.fromtimestamp(read_at + DAY, self._zone).year

@@ -201,11 +201,13 @@ def headlines(report: Report) -> list[Headline]:
             _fitted("WARNING", f"  {each.question} ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
             for each in coverage.suspected(report)
         ]
-    verdict, remark = "HEALTHY", ""
+    verdict, lists = "HEALTHY", {} if report.verdict == "healthy" else {"ignored": coverage.ignored(report)}
     if report.verdict == "unknown":
-        verdict, remark = "CANNOT TELL", coverage.in_brackets(ignored=coverage.ignored(report))
+        verdict = "CANNOT TELL"
     if report.verdict == "no_incident":
-        verdict, remark = coverage.pass_without_health(report)
+        verdict = coverage.NO_FAILURE if seen.endings else coverage.NO_INCIDENT
+        lists |= {} if seen.endings else {"not seen": list(report.health.lacking)}
+    remark = coverage.in_brackets(**lists)
     if seen.endings:
         place = names[0] if len(names) == 1 else plural(len(names), "log")
         return [_fitted(verdict, remark, place, [words.log_endings(report)[0]])]

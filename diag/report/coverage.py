@@ -256,13 +256,6 @@ def suspected(report: Report) -> list[Undecided]:
     return undecided
 
 
-def pass_without_health(report: Report) -> tuple[str, str]:
-    """Return the verdict of a report that found nothing, and saw less than health needs, and what it saw not."""
-    if report.observed.endings:
-        return NO_FAILURE, in_brackets(ignored=ignored(report))
-    return NO_INCIDENT, in_brackets(ignored=ignored(report), **{"not seen": list(report.health.lacking)})
-
-
 def ignored(report: Report) -> list[str]:
     """List the incidents that are present and that diag.toml accepts."""
     return list(dict.fromkeys(each.incident.id for each in report.health.ignored))

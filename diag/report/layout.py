@@ -18,8 +18,8 @@ WIDTH = 100
 NARROWEST, WIDEST = 60, 160
 """Limits of a window: rows of evidence do not fit into less, and lines of text cannot be read if they are longer."""
 _width: ContextVar[int] = ContextVar("width", default=WIDTH)
-_local: ContextVar[bool] = ContextVar("local", default=False)
-_name_room: ContextVar[int] = ContextVar("name_room", default=200)
+has_local_times: ContextVar[bool] = ContextVar("local", default=False)
+name_room: ContextVar[int] = ContextVar("name_room", default=200)
 LONGEST_ADDRESS = 250
 """Characters of an address that stays whole, to be copied; what is longer may be hostile."""
 LABEL = 17
@@ -35,30 +35,22 @@ _FLAG_OR_WORD = rf"-{_WORD}\s+(?!-){_WORD}|{_WORD}"
 @contextmanager
 def columns(count: int, *, local: bool = False) -> Iterator[None]:
     """Lay out `count` columns, with times of this host's zone if `local`, while the block runs."""
-    token, times = _width.set(min(count, WIDEST)), _local.set(local)
+    token, times = _width.set(min(count, WIDEST)), has_local_times.set(local)
     try:
         yield
     finally:
         _width.reset(token)
-        _local.reset(times)
+        has_local_times.reset(times)
 
 
 @contextmanager
 def short_names(room: int) -> Iterator[None]:
     """Shorten the names of servers within sentences to so many columns while the block runs."""
-    token = _name_room.set(room)
+    token = name_room.set(room)
     try:
         yield
     finally:
-        _name_room.reset(token)
-
-
-def name_room() -> int:
-    return _name_room.get()
-
-
-def has_local_times() -> bool:
-    return _local.get()
+        name_room.reset(token)
 
 
 def line_width() -> int:

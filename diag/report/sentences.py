@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from diag.core.contract import Contract
 from diag.core.formatting import TimeFormat, clock, escaped, listed, moment, plural, printable, quantity
@@ -16,13 +16,15 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.onset import onset
 from diag.diagnosis.proposals import Proposal, written
 from diag.diagnosis.report import Finding, Report
-from diag.diagnosis.roll_call import RollCall
 from diag.diagnosis.shared_labels import SharedLabel
 from diag.knowledge.catalog import load
 from diag.report.layout import has_local_times, name_room, shortened
 from diag.report.spans import Span, Text, phrases
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
+
+if TYPE_CHECKING:
+    from diag.diagnosis.roll_call import RollCall
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
@@ -39,7 +41,7 @@ FEW_SERVERS = 5
 def time_format(report: Report) -> TimeFormat:
     """Return the time of day for servers that were scraped just now; anything else may be about another day."""
     seen = report.observed
-    times = moment._replace(local=has_local_times())
+    times = moment._replace(local=has_local_times.get())
     return times._replace(dated=seen.source != "scrape" or not times.is_one_day(seen.start, seen.end))
 
 
@@ -120,7 +122,7 @@ def place(subject: Subject) -> str:
 
 def server_name(name: str) -> str:
     """Return the name of a server, harmless to a terminal, shortened where a report has room for short ones only."""
-    return shortened(printable(name), name_room())
+    return shortened(printable(name), name_room.get())
 
 
 def where(diagnosis: Diagnosis, *, with_server: bool = True) -> str:
@@ -516,12 +518,12 @@ def why(source: Source) -> Text:
 # -- where processes stand ---------------------------------------------------------------------------------------------
 
 
-def roll_call(call: RollCall) -> str:
+def roll_call(call: "RollCall") -> str:
     """Return the conclusion from the stacks of a server, with the next step."""
     return " ".join(filter(None, (call.conclusion, call.next)))
 
 
-def standing_rows(call: RollCall) -> list[tuple[str, str, str]]:
+def standing_rows(call: "RollCall") -> list[tuple[str, str, str]]:
     """Return the processes, those that stand at one place in one row, what they do, and whether they moved."""
     together: dict[tuple[bool, str, str, str], list[str]] = {}
     for each in call.standing:

@@ -151,18 +151,12 @@ def plot(reading: Reading, diagnosis: Diagnosis, axis: Axis) -> Markup:
     return whole(PLOT, "plot", *parts, role="img", aria_label=name)
 
 
-def spark(reading: Reading, diagnosis: Diagnosis) -> Markup:
-    """Plot the history and the threshold alone, small enough for a row of a table."""
-    points = list(zip(diagnosis.instants, reading.history, strict=True))
-    scale = _scale(SPARK, points, reading.limit)
-    limit = horizontal(scale.y(reading.limit), scale, "limit")
-    return whole(SPARK, "spark", limit, _line(points, scale), aria_hidden="true")
-
-
-def sparkline(instants: Sequence[float], history: Sequence[float | None]) -> Markup:
-    """Plot a history alone, from zero on, for the strip of vital signs."""
+def spark(instants: Sequence[float], history: Sequence[float | None], limit: float | None = None) -> Markup:
+    """Plot a history alone, small enough for a row of a table: with its threshold, or from zero on."""
     points = list(zip(instants, history, strict=True))
-    return whole(SPARK, "spark", _line(points, _scale(SPARK, points, 0.0)), aria_hidden="true")
+    scale = _scale(SPARK, points, limit or 0.0)
+    threshold = "" if limit is None else horizontal(scale.y(limit), scale, "limit")
+    return whole(SPARK, "spark", threshold, _line(points, scale), aria_hidden="true")
 
 
 def bar(diagnosis: Diagnosis, start: float, end: float) -> Markup:

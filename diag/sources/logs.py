@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
 from diag.core.errors import BadRecording, Unreachable
 from diag.core.formatting import printable
@@ -45,6 +45,8 @@ SAME_END = 600.0
 """Seconds between what another program logged and the end that it may have brought about."""
 MOST_ENDS, SKEW = 500, 120.0
 """Last lines whose times refute a zone, and seconds by which clocks may differ."""
+YEAR_IS_SURE = 30 * 86_400.0
+"""Seconds between the last line and the moment at which the file was written, up to which the year is not in doubt."""
 DUE = 0.9
 """Share of `EVERY` after which a sample is due: stats lines come a little early or late."""
 PROBE = re.compile(r'- "(?:GET|HEAD) /(?:health|metrics|ping|livez|readyz|load|version|v1/models)\b')
@@ -75,7 +77,8 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
             empty.append(f"{printable(text.name)} has no text: there is nothing to judge")
             continue
         cut = (f"of {text.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
-        origin = Origin("log", printable(text.name), every=EVERY, notes=(*(cut if text.last else ()), *remark))
+        notes = (*(cut if text.last else ()), *remark, *_year_note(lines, its_zone, text.written))
+        origin = Origin("log", printable(text.name), every=EVERY, notes=notes)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
         near = nearby(lines, log.current.states.reason_number, its_zone, text.written)
@@ -115,6 +118,15 @@ def _latest(lines: Sequence[Line], zone: tzinfo | None, written: float) -> float
     """Return the latest time of the last lines, 0 without any."""
     parser = LineParser(zone)
     return max((at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)), default=0.0)
+
+
+def _year_note(lines: Sequence[Line], zone: tzinfo | None, written: float) -> tuple[str, ...]:
+    """Return a note if the last lines with a time have no year, and the file is not as old as they seem to be."""
+    parser = LineParser(zone)
+    latest = max((at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)), default=written)
+    year = datetime.fromtimestamp(latest, zone).year
+    note = f"its lines have no year: {year} is the latest that fits"
+    return (note,) if parser.assumed_year and written - latest > YEAR_IS_SURE else ()
 
 
 def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:

@@ -18,7 +18,7 @@ class GpuModel(NamedTuple):
     The numbers of the file are multiplied by the factors of the annotations. `nvml` are the names of the product.
     `nvlink` (0 without) and `pcie` are both directions together; NVLink joins at most `nvlink_gpus`, tensor
     parallelism `joined`, those of one host. `flops` has bf16, also for float16, and fp8, int8 and fp4 if the tensor
-    cores have them. `watts` is the power limit.
+    cores have them. `watts` is the power limit. `machines` are the beginnings of the names of machines with it.
     """
 
     name: str
@@ -34,6 +34,7 @@ class GpuModel(NamedTuple):
     nvlink_gpus: int = 0
     joined: int = 8
     aliases: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
 
 
 class BareGpu(NamedTuple):
@@ -76,6 +77,18 @@ def _found_by_words(key: str) -> GpuModel | None:
         return None
     kin = [gpu for gpu in gpus().values() if gpu.name.split("-")[0] == words[0]]
     return next((gpu for gpu in kin if not size or 0.85 * size * GIB < gpu.memory < size * GIB), None)
+
+
+def of_machine(words: str) -> GpuModel | None:
+    """Find the GPU that words such as g5.12xlarge or nvidia-tesla-t4 name, the largest of its name; None if unclear."""
+    found = set[str]()
+    for word in words.lower().split():
+        by_machine = (gpu for gpu in gpus().values() if re.match(rf"(?:{'|'.join(gpu.machines or '-')})[.-]", word))
+        gpu = next(by_machine, None) or find(word)
+        if gpu:
+            sizes = [gpu, *(gpus()[name] for name in other_sizes(word))]
+            found.add(max(sizes, key=lambda one: one.memory).name)
+    return gpus()[found.pop()] if len(found) == 1 else None
 
 
 def named(name: str) -> GpuModel:
@@ -133,5 +146,5 @@ def visible_gpus(environment: Mapping[str, str]) -> str | None:
 
 
 def _normalized(name: str) -> str:
-    words = [word for word in name.lower().split() if word not in _BRANDS]
+    words = [word for word in re.split(r"[\s_-]+", name.lower()) if word not in _BRANDS]
     return "-".join(words).replace("rtx-", "rtx").replace("pro-6000", "pro6000")

@@ -13,6 +13,8 @@ import pytest
 from support.live import server as live
 from support.processes import Fake, engine, serving
 
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
 from diag.exporter.process import collector
 from diag.exporter.process.collector import ProcessCollector
 from diag.log.corroboration import Measurement
@@ -161,3 +163,15 @@ def test_a_program_that_listens_and_is_the_parent_of_servers_is_none(tmp_path: P
         processes.collect()
         assert processes.server_pid() is None
         assert not processes.owners()
+
+
+def test_a_look_at_a_server_that_left_its_engine_behind_ends_with_the_scrape_that_proves_it(tmp_path: Path) -> None:
+    """The refused page alone would say after two scrapes that the server is dead."""
+    log = tmp_path / "vllm.log"
+    with serving(tmp_path, engine(), log=log) as fake:
+        engine_of(fake)
+        fake.process.kill()
+        fake.process.wait()
+        report = doctor.run(ObserveOptions((f"127.0.0.1:{fake.port}",), log=str(log), every=0.2))
+    assert [found.diagnosis.incident.id for found in report.present if found.diagnosis.primary] == ["engine_orphaned"]
+    assert report.observed.scrapes == 3

@@ -421,9 +421,9 @@ def dumped(text: bytes) -> str:
 
 
 def own_incident(text: bytes) -> str:
-    """An incident file of a user's: Python that is trusted, but may be broken."""
+    """An incident file of a user's: data that may be broken."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "users_own.py").write_bytes(text)
+        Path(folder, "users_own.incident").write_bytes(text)
         return str([incident.title for incident in load(Path(folder)) if incident.id == "users_own"])
 
 
@@ -623,8 +623,7 @@ def _compressed() -> Iterator[bytes]:
 
 def _own_incidents() -> Iterator[bytes]:
     for name in ("requests_refused", "kv_cache_filling", "gpu_power_brake", "engine_stalled"):
-        file = ROOT / "diag" / "knowledge" / "incidents" / f"{name}.py"
-        yield file.read_bytes().replace(f'id="{name}"'.encode(), b'id="users_own"')
+        yield (ROOT / "diag" / "knowledge" / "incidents" / f"{name}.incident").read_bytes()
 
 
 def _names() -> Iterator[bytes]:

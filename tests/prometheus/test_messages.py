@@ -153,10 +153,12 @@ def posted(address: str, *alerts: dict[str, Any]) -> None:
     urllib.request.urlopen(request, timeout=10).close()
 
 
-def filled(pod: str, since: datetime, until: datetime | None = None) -> dict[str, Any]:
+def filled(
+    pod: str, since: datetime, until: datetime | None = None, incident: str = "kv_eviction_cascade"
+) -> dict[str, Any]:
     """An alert as Prometheus posts it, with characters that Slack and HTML would take for markup."""
     where = {"model": "org/m", "namespace": "inference", "pod": pod, "job": "vllm", "instance": f"{pod}:8000"}
-    labels = {"alertname": "VllmKvEvictionCascade", "incident": "kv_eviction_cascade", "severity": "critical", **where}
+    labels = {"alertname": incident, "incident": incident, "severity": "critical", **where}
     annotations = {
         "title": "KV-cache preemption cascade",
         "summary": f"KV-cache preemption cascade on org/m at inference/{pod} engine 0: 1.33 preemptions & more",
@@ -192,6 +194,29 @@ def test_every_receiver_gets_one_message_and_its_resolution(tmp_path: Path, gold
             until(lambda: len(everything(arrived)) >= 8)
     assert len(everything(arrived)) == 8
     golden("messages_by_receiver.txt", read("\n".join(everything(arrived))))
+
+
+@pytest.mark.prometheus
+def test_cause_known_after_its_slo_updates_the_page_that_is_open(tmp_path: Path) -> None:
+    (tmp_path / "diag.tmpl").write_text(generated()["alerts/templates/diag.tmpl"])
+    with receivers.listening() as arrived:
+        config = receiving(arrived, tmp_path).replace("group_wait: 15s", "group_wait: 2s")
+        config = config.replace("group_interval: 1m", "group_interval: 5s")
+        with alertmanager.running(tmp_path, generated(), config) as address:
+            until(lambda: answers(f"http://{address}/-/ready"))
+            now = datetime.now(UTC)
+            posted(address, filled("vllm-0", now, incident="contract_breached"))
+            until(lambda: len(arrived.of("/pagerduty")) == 1)
+            cause = filled("vllm-0", now)  # its alert ends that of the SLO
+            posted(address, cause, filled("vllm-0", now, datetime.now(UTC), "contract_breached"))
+            until(lambda: len(arrived.of("/pagerduty")) == 2)
+            posted(address, filled("vllm-0", now, datetime.now(UTC)), filled("vllm-0", now, incident="engine_dead"))
+            posts = until(lambda: len(found := arrived.of("/pagerduty")) == 4 and found)
+    page, update, *others = posts
+    ends, dead = sorted(others, key=lambda post: post["event_action"])
+    assert {post["dedup_key"] for post in (page, update, ends)} == {page["dedup_key"]} != {dead["dedup_key"]}
+    assert "RESOLVED" not in update["payload"]["custom_details"]["text"]
+    assert [post["event_action"] for post in (page, update, ends, dead)] == ["trigger", "trigger", "resolve", "trigger"]
 
 
 @pytest.mark.parametrize(("grafana", "known"), [("https://grafana.example", True), ("http://localhost:3000", False)])

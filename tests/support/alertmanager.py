@@ -21,13 +21,14 @@ Generated = Mapping[str, str]
 
 @contextmanager
 def pager() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A webhook: its URL and every alert that arrived, with the unix time at which it `arrived`."""
+    """A webhook: its URL and every alert that arrived, with the unix time at which it `arrived` and its `page`."""
     arrived: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            alerts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"]
-            arrived.extend({**alert, "arrived": time.time()} for alert in alerts)
+            post = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            told = {"arrived": time.time(), "page": post.get("groupKey")}
+            arrived.extend({**alert, **told} for alert in post["alerts"])
             self.send_response(200)
             self.end_headers()
 

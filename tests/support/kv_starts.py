@@ -2,7 +2,8 @@
 
 A third of the rows was kept aside before anything was fitted: those whose SHA-256 is a multiple of three. Rows that
 were found after the fit are a third set. The second set was gathered later, and half of it kept aside before the second
-fit: those with an even SHA-256; so were the third and the fourth set before theirs.
+fit: those with an even SHA-256; so were the third and the fourth set before theirs. All of the fifth set
+was kept aside.
 """
 
 import csv
@@ -125,6 +126,12 @@ class Start(NamedTuple):
         logged = self.number("weights_gib")
         sizes = [row.computed for row in self.estimate().rows if row.name in (WEIGHTS, DRAFT) and row.computed]
         return sum(size.central for size in sizes) / GIB / logged - 1 if sizes and logged else None
+
+    def has_weights_inside(self) -> bool:
+        """Return True if the logged weights lie in the estimated range."""
+        sizes = [row.computed for row in self.estimate().rows if row.name in (WEIGHTS, DRAFT) and row.computed]
+        logged, half = (self.number("weights_gib") or 0) * GIB, 0.005 * GIB
+        return sum(size.low for size in sizes) - half <= logged <= sum(size.high for size in sizes) + half
 
     def memory_error(self) -> float | None:
         """Return the error of the KV cache's bytes, from the launch and the GPU alone; of its tokens without bytes."""

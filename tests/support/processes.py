@@ -48,6 +48,7 @@ def serving(
     ready: bool = True,
     method: str = "spawn",
     before: Sequence[str] = (),
+    log: Path | None = None,
     **root: Any,
 ) -> Iterator[Fake]:
     """Run it, and end all of it, orphans too."""
@@ -64,6 +65,7 @@ def serving(
         [*before, sys.executable, str(program), "serve", "model", *flags],
         env={**os.environ, **(environment or {}), "FAKE_VLLM": json.dumps(play)},
         start_new_session=True,
+        stdout=log.open("ab") if log else None,
     )
     try:
         yield Fake(running, port, wait)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from diag.core.errors import BadUsage
-from diag.http.address import Credentials, from_environment, parse, parse_all, tls
+from diag.http.address import Credentials, from_environment, parse, parse_all
+from diag.http.tls import tls
 
 
 def test_a_bearer_token_is_a_header() -> None:

@@ -78,7 +78,7 @@ def test_the_answer_is_line_1_with_the_least_gpus_that_hold_the_load() -> None:
     """Was: 8 x H100 as the least in the third bullet, while TP 4 with an FP8 KV cache holds 215."""
     page, said = sized(f"vllm serve {MODELS / 'llama-3-70b'}", "h100", "4k", 200)
     assert " ".join(page.splitlines()[:2]).startswith(
-        "4 x h100 (TP 4, --kv-cache-dtype fp8) holds 200 requests of 4,000 tokens, with room for 214; without"
+        "4 x h100 (TP 4, --kv-cache-dtype fp8) holds 200 requests of 4,000 tokens, with room for 212; without"
         "   --kv-cache-dtype fp8: 8 x h100."
     )
     assert str(said["launch"]).endswith("--tensor-parallel-size 4 --max-model-len 4000 --kv-cache-dtype fp8")

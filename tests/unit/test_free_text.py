@@ -1,15 +1,16 @@
 """Secrets in free text: none of a corpus is shown, hardly an ordinary word is hidden, in time linear in the text."""
 
 import json
+import re
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from random import Random
 
 import pytest
-from support.paths import LOGS, RECORDINGS
+from support.paths import DATA, LOGS, RECORDINGS
 from support.rows import each_row
 from support.secrets import CHOSEN, RANDOM, corpus, is_shown, rarer
 
@@ -63,6 +64,32 @@ def test_no_secret_of_a_rarer_form_is_shown() -> None:
     for head in ("", "(APIServer pid=7) INFO 11-21 19:00:00 [args.py:5] "):
         lines = {secret: [head + line for line in secret.text.split("\n")] for secret in found}
         assert [each for each in found if is_shown(each.secret, "\n".join(hidden_lines(lines[each])))] == []
+
+
+def _notations() -> Iterator[tuple[str, bool]]:
+    """The texts of tests/data/secret_notations.tsv, and whether the secret is known to be shown."""
+    for line in (DATA / "secret_notations.tsv").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            kind, _, text = line.partition("\t")
+            yield re.sub(r"\\[ntr]", lambda sign: SIGNS[sign[0]], text), kind.startswith("!")
+
+
+SIGNS = {"\\n": "\n", "\\t": "\t", "\\r": "\r"}
+
+
+def test_of_the_notations_of_programs_all_but_the_named_ones_hide_a_chosen_word() -> None:
+    """A word that somebody chose, so that only its name or place tells; whole, and line by line."""
+    texts = list(_notations())
+    assert len(texts) > 750
+    assert sum(shown for _, shown in texts) < 40
+    for secret in ("swordfish", "hunter2hunter", "Tr0ub4dor-x9"):
+        filled = [(text.replace("§", secret), shown) for text, shown in texts]
+        leaks = [
+            text
+            for text, shown in filled
+            if not shown and secret in hidden(text) + "".join(hidden_lines(text.split("\n")))
+        ]
+        assert leaks == []
 
 
 def test_the_corpus_would_show_a_leak() -> None:

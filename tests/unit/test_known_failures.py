@@ -1,8 +1,10 @@
 """The table of failures: every kind is found by its own example, and says one thing that can be done."""
 
 import re
+from pathlib import Path
 
 import pytest
+from support import raised_errors
 from support.rows import each_row
 
 from diag.core.log_events import LogContext
@@ -209,7 +211,13 @@ FI_MOE = "flashinfer/fused_moe/core.py:forward"
         # what the log shows as set, and what it says does not run here, is not offered
         ("aiter/fused_moe.py:fused_moe", "export VLLM_ROCM_USE_AITER_MOE=0", "rocm", "0.20.0", ""),
         (FI_MOE, "nvfp4, non-default args: {'moe_backend': 'marlin'}", "cuda", "0.24.0", ""),
-        (DENSE, "non-default args: {'attention_backend': 'TRITON_ATTN'}", "cuda", "0.24.0", ""),
+        (
+            DENSE,
+            "non-default args: {'attention_backend': 'TRITON_ATTN'}",
+            "cuda",
+            "0.24.0",
+            "--attention-backend FLASHINFER,",
+        ),
         (TRITON, "FA2 is only supported on devices with ...", "cuda", "0.24.0", "--attention-backend FLASHINFER,"),
         (TRITON, "FA2 is only supported; FlashInfer is not available.", "cuda", "0.24.0", ""),
         ("vllm/utils/deep_gemm.py:fp8_gemm_nt", "x", "cuda", "0.20.0", "VLLM_USE_DEEP_GEMM=0,"),
@@ -256,7 +264,7 @@ def test_an_option_that_the_release_lacks_is_not_offered() -> None:
     assert "--no-async-scheduling" not in offered["0.8.5"]
     assert "--no-async-scheduling" in offered["0.32.0"]
     assert offered["0.8.5"].startswith("Upgrade vLLM (this server runs 0.8.5")
-    assert offered["0.32.0"].startswith("Restart the server")
+    assert offered["0.32.0"].startswith("Start with --no-enable-prefix-caching")
 
 
 @pytest.mark.parametrize(
@@ -303,3 +311,74 @@ def test_what_an_error_asks_for_is_quoted_and_never_a_shell_command(command: str
     found = known_failure([f"SomeError: 3 are too few. Use {command}"], "", "")
     assert (f'The error asks: "Use {command}".' in (found.do if found else "")) is is_quoted
     assert is_quoted or "curl" not in (found.do if found else "")
+
+
+@pytest.mark.parametrize(
+    ("line", "frames", "near", "means", "do"),
+    [  # its options by the message, by the condition above the raise, and those that the server was given
+        (
+            "ValueError: decoder_replay_cudagraph_capture_sizes must not exceed max_num_batched_tokens",
+            "",
+            "",
+            "decoder_replay_cudagraph.py",
+            "Give --max-num-batched-tokens a value",
+        ),
+        (
+            "ValueError: Block-quantized routed experts require the b12x MoE backend",
+            "",
+            "",
+            "modelopt_block_quant.py",
+            "Set --moe-backend",
+        ),
+        # an error that a newer release no longer raises
+        (
+            "NotImplementedError: Speculative decoding is not supported on vLLM V0.",
+            "",
+            "",
+            "up to 0.10.2",
+            "Upgrade to vLLM 0.11 or later",
+        ),
+        # the module alone tells the place
+        ("ValueError: Conflicting EC destination for transfer_id=7", "", "", "connected", "NCCL"),
+        # another program has copied vLLM's words
+        (
+            "NotImplementedError: Hybrid models with more than one KV cache type are not supported yet.",
+            "other/patches.py:_allocate",
+            "",
+            "",
+            "",
+        ),
+    ],
+)
+def test_an_error_that_vllm_raises_is_told_by_its_source(
+    line: str, frames: str, near: str, means: str, do: str
+) -> None:
+    found = known_failure([line], "0.10.2", "", frames, LogContext(near, "cuda", ""))
+    if not means:
+        assert found is None
+        return
+    assert found is not None
+    assert means in found.means
+    assert do in found.do
+
+
+def test_the_errors_of_vllm_are_those_of_its_source(tmp_path: Path) -> None:
+    module = tmp_path / "vllm" / "config" / "cache.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(
+        "def check(self):\n"
+        "    if self.block_size > 16:\n"
+        "        raise ValueError(f'This platform has no pages of {self.size} tokens')\n"
+        "    assert self.ok, 'short'\n"
+        "    message = 'set --max-model-len to at most %d tokens'\n"
+        "    raise errors.Refused(message % 4)\n"
+        "    raise AttributeError(f'{self} object has no attribute {name}')\n"
+    )
+    content = raised_errors.content({"0.32.0": tmp_path / "vllm", "0.33.0": tmp_path / "vllm"})
+    assert content["kinds"] == ["Refused", "ValueError"]
+    assert content["modules"] == {
+        "vllm/config/cache.py": [
+            [0, 0, 1, "--max-model-len", "set --max-model-len to at most ", " tokens"],
+            [1, 0, 1, "--block-size", "This platform has no pages of ", " tokens"],
+        ]
+    }

@@ -490,6 +490,44 @@ TABLE = {
         'cmd = before()\ncmd += ["python3", "-m", "vllm.entrypoints.openai.api_server"]\ncmd += ["--model", m]\n',
         [{}],
     ),
+    "the GPU that a text names": (
+        "p.yaml",
+        "---\n".join(
+            pod("m, --dtype, bfloat16", ", resources: {limits: {nvidia.com/gpu: 1}}", f", nodeSelector: {{x: {gpu}}}")
+            for gpu in ("nvidia-tesla-t4", "g4dn.xlarge", "g5.xlarge")
+        ),
+        [{"option_of_another_gpu": 2}, {"option_of_another_gpu": 2}, {}],
+    ),
+    "the GPU of a task": (
+        "s.yaml",
+        "resources: {accelerators: {L4: 1}}\nrun: vllm serve Qwen/Qwen2.5-72B-Instruct --max-model-len 4096\n",
+        [{"model_does_not_fit": 2}],
+    ),
+    "what an option needs of NVIDIA's GPUs": (
+        "s.yaml",
+        "resources: {accelerators: {MI300X: 1}}\nrun: vllm serve m --dtype bfloat16 --quantization fp8\n",
+        [{}],
+    ),
+    "a list called as vLLM's arguments": (
+        "values.yaml",
+        "image: {vllm: {repository: vllm/vllm-openai, tag: latest}}\n"
+        "backend:\n  vllmArgs: ['--model=m', '--swap-space=4']\n",
+        [{"removed_flag": 1}],
+    ),
+    "a file of a chart's engines": (
+        "values.yaml",
+        "- {name: a, repository: vllm/vllm-openai, tag: v0.8.4, modelURL: m,"
+        " vllmConfig: {extraArgs: [--swap-space, '4']}}\n",
+        [{"no_effect": 1}],
+    ),
+    "the release that a Dockerfile builds": (
+        "Dockerfile",
+        "ARG VLLM_REF=v0.18.0\nFROM python\nRUN git clone https://github.com/vllm-project/vllm\n"
+        'CMD ["python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m", "--swap-space", "4"]\n',
+        [{"removed_flag": 2}],
+    ),
+    "what a guide leaves out": ("g.md", "```bash\nvllm serve m ...\n```\n", [{}]),
+    "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
 
 
@@ -587,7 +625,7 @@ def test_a_comment_with_a_reason_drops_the_findings_of_its_server(tmp_path: Path
 def test_a_finding_has_the_line_of_its_flag(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(REPOSITORY.replace("# diag", "# "))
     lines = [each["line"] for found in judged(tmp_path / "c.yaml") for each in found["findings"]]
-    assert lines == [None, 12, 13]
+    assert lines == [2, 12, 13]
 
 
 def formatted(file: Path, form: str) -> str:

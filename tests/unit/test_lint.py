@@ -742,11 +742,16 @@ def test_the_exit_status_is_that_of_the_worst_finding(
 
 
 REPORT = """\
-m with vLLM 0.32.0 (--vllm-version): 1 error, 1 warning, 1 info
+m with vLLM 0.32.0 (--vllm-version): 1 error, 2 warnings, 1 info
 
 ERROR          --swap-space was removed: 0.17.1 is the last release with it [removed_flag]
   why          V1 never swaps the KV cache to the CPU: it recomputes
   fix          Remove --swap-space
+
+WARNING        --api-key is written out [key_in_the_text]
+  why          Who reads the file, its history or the list of processes has it
+  fix          Use the variable VLLM_API_KEY from a secret in place of --api-key, and replace the
+               key
 
 WARNING        --disable-log-stats removes every vllm:... metric [no_metrics]
   why          Neither Prometheus nor diag can tell how the server performs

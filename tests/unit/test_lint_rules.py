@@ -33,6 +33,8 @@ HOSTS = {
     "gpu_memory_given_away": HostGpus((FREE,), {}),
     "tensor_parallel_of_a_small_model": HostGpus((FREE, OTHER), {}),
     "fp8_cache_is_converted": HostGpus((AMPERE,), {}),
+    "option_of_another_gpu": HostGpus((AMPERE,), {}),
+    "model_does_not_fit": HostGpus((FREE,), {}),
     "state_blocks_below_max_num_seqs": HostGpus((FREE,), {}),
 }
 """What an example needs this host to be."""
@@ -49,6 +51,7 @@ FOLDERS = {
     "mixture": {**CONFIG, "architectures": ["MixtralForCausalLM"], "num_local_experts": 8, "num_experts_per_tok": 2},
     "small": {**CONFIG, "num_hidden_layers": 2},
     "draft": {**CONFIG, "num_hidden_layers": 2, "vocab_size": 32000},
+    "latent": json.loads((MODELS / "deepseek-v3" / "config.json").read_text()),
     "hybrid": json.loads((MODELS / "qwen3.5-27b" / "config.json").read_text()),
 }
 """The models that examples name, by their folders."""

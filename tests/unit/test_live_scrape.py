@@ -20,10 +20,13 @@ from support import bad_servers as bad
 from support.bad_servers import PAGE, Answer, Reply, Request, Server, on_metrics, pages, serving, talking
 
 from diag.core.errors import BadUsage, Unreachable
+from diag.core.metric_families import Collected
 from diag.exporter.page import host_collectors
+from diag.exporter.process.collector import ProcessCollector
 from diag.http.address import Credentials
 from diag.http.vllm_server import VllmServer
 from diag.promql import evaluate
+from diag.sources.live import server as live_server
 from diag.sources.live.scrape import POST_MORTEM_HINT, ScrapePlan, ScrapeProgress, scrape
 from diag.sources.live.server import JoinedPages, ScrapeClock
 from diag.sources.observation import Observation
@@ -360,6 +363,28 @@ def test_a_closed_port_of_a_server_whose_log_is_named_is_data(tmp_path: Path) ->
     assert observed.failed_scrapes == observed.scrapes
 
 
+@pytest.mark.parametrize("limit", [8.0, 0.01])
+def test_without_a_page_what_stands_beside_it_gets_more_time_and_decides_only_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: float
+) -> None:
+    look_at_processes = ProcessCollector.collect
+
+    def slow(self: ProcessCollector) -> Collected:
+        time.sleep(0.5)
+        return look_at_processes(self)
+
+    monkeypatch.setattr(ProcessCollector, "collect", slow)
+    monkeypatch.setattr(live_server, "SECONDS", 0.01)
+    monkeypatch.setattr(live_server, "ALONE_SECONDS", limit)
+    (tmp_path / "vllm.log").touch()
+    asked: list[Observation] = []
+    target, host = f"127.0.0.1:{bad.closed_port()}", beside(str(tmp_path / "vllm.log"))
+    observed = look(target, beside=host, duration=1.0, is_decided=lambda seen: bool(asked.append(seen)))
+    assert bool(asked) is (limit > 1)
+    took = values(observed, 'diag_scrape_duration_seconds{collector="process"}')[0]
+    assert min(took) > 0.4 or not asked
+
+
 def test_wrong_response_is_not_a_silent_server(tmp_path: Path) -> None:
     (tmp_path / "vllm.log").touch()
     with serving(lambda _: Reply(b"", 404)) as server:
@@ -375,17 +400,17 @@ def test_a_server_that_closes_its_port_is_data() -> None:
     assert "connection refused" in observed.notes[0]
 
 
-def test_scraping_ends_when_two_refused_scrapes_and_what_stands_beside_them_decide() -> None:
+def test_scraping_ends_with_the_refused_scrape_that_decides() -> None:
     asked: list[int] = []
     with ExitStack() as stack:
         server = stack.enter_context(serving(pages(PAGE)))
 
         def decided(seen: Observation) -> bool:
             asked.append(seen.failed_scrapes)
-            return seen.failed_scrapes >= 4
+            return len(asked) == 2
 
         observed = look(server, duration=600.0, on_progress=lambda _: stack.close(), is_decided=decided)
-    assert asked[0] >= 2 and len(asked) <= 3  # judging takes time: it is asked again after half as many more
+    assert asked == [2, 3]  # right after a scrape; later after half as many more, for judging takes time
     assert observed.failed_scrapes == asked[-1]
 
 

@@ -38,6 +38,12 @@ def gib(low: float, high: float | None = None) -> ByteRange:
     return ByteRange.gib((low, low if high is None else high))
 
 
+def likely(found: Ledger, name: str) -> float:
+    size = next(each.size for each in found.rows if each.name == name)
+    assert size and size.low <= size.central <= size.high
+    return round(size.central / GIB, 2)
+
+
 def row(found: Ledger, name: str) -> tuple[float, float]:
     span = next(each.size for each in found.rows if each.name == name)
     assert span
@@ -69,7 +75,7 @@ def test_vllm_16118_needs_24_gib_for_a_million_tokens() -> None:
 def test_a_report_of_qwen3_30b_is_reproduced() -> None:
     """Weights 56.93 GiB; 24.00 for 262,144 tokens, 8.68 available, estimated maximum 94,784 (public notes, 2026)."""
     found = estimated("qwen3-30b-a3b", version="0.10.2")
-    assert row(found, WEIGHTS) == (56.93, 56.93)
+    assert likely(found, WEIGHTS) == 56.93
     assert found.needed == 24 * GIB
     low, high = row(found, KV_CACHE)
     assert low <= 8.68 <= high
@@ -89,7 +95,7 @@ def test_a_report_of_llama_31_8b_is_reproduced() -> None:
     """0.92 of 79.25 GiB: 15.0 GiB of weights, 56.21 for 460,496 tokens, 3.51x (public notes, 2026-10)."""
     found = estimated("llama-3.1-8b", gpu=79.25)
     assert row(found, BUDGET) == (72.91, 72.91)
-    assert row(found, WEIGHTS) == (14.99, 14.99)  # "took 14.9889 GiB": https://github.com/vllm-project/vllm/pull/17122
+    assert likely(found, WEIGHTS) == 14.99  # "took 14.9889 GiB": https://github.com/vllm-project/vllm/pull/17122
     assert found.kv_cache and found.kv_cache.low <= 56.21 * GIB <= found.kv_cache.high
     logged = estimated("llama-3.1-8b", gpu=79.25, measured={KV_CACHE: gib(56.205, 56.215)})
     assert logged.tokens and logged.tokens.low <= 460_496 <= logged.tokens.high
@@ -98,8 +104,8 @@ def test_a_report_of_llama_31_8b_is_reproduced() -> None:
 
 def test_weights_of_llama_3_8b_match_vllm_10511() -> None:
     """https://github.com/vllm-project/vllm/pull/10511: 14.96 GiB, and 7.48 with tensor parallelism of 2."""
-    assert row(estimated("llama-3-8b"), WEIGHTS) == (14.96, 14.96)
-    assert row(estimated("llama-3-8b", "-tp 2"), WEIGHTS) == (7.48, 7.48)
+    assert likely(estimated("llama-3-8b"), WEIGHTS) == 14.96
+    assert likely(estimated("llama-3-8b", "-tp 2"), WEIGHTS) == 7.48
 
 
 def test_vllm_15598_leaves_too_little_beside_the_budget() -> None:
@@ -462,8 +468,8 @@ def test_a_share_that_leaves_no_room_for_a_context_does_not_fit() -> None:
 
 
 def test_memory_on_the_cpu_is_taken_off_the_weights() -> None:
-    plain, less = (row(estimated("llama-3-8b", each), WEIGHTS) for each in ("", "--cpu-offload-gb 5"))
-    assert plain[0] - less[1] == pytest.approx(5, abs=0.11)
+    plain, less = (likely(estimated("llama-3-8b", each), WEIGHTS) for each in ("", "--cpu-offload-gb 5"))
+    assert plain - less == pytest.approx(5, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -507,7 +513,7 @@ def test_a_kv_cache_of_a_fixed_size_must_fit_beside_the_rest() -> None:
     over = estimated("llama-3-8b", "--kv-cache-memory-bytes 70GiB")
     small = estimated("llama-3-8b", "--kv-cache-memory-bytes 1GiB")
     assert (fits.verdict, over.verdict, small.verdict) == ("fits", "does not fit", "does not fit")
-    assert over.reasons[0].startswith("together this takes 7.")
+    assert over.reasons[0].startswith("together this takes 6.98 GiB")
     assert fits.blocks == ByteRange(25_600, 25_600)
 
 
@@ -545,7 +551,7 @@ def test_experts_are_divided_among_data_parallel_engines() -> None:
 
 def test_quantized_weights_are_a_range() -> None:
     low, high = row(estimated("deepseek-v3", "-tp 8", gpu=139.72, label="h200"), WEIGHTS)
-    assert high / low == pytest.approx(1.02 / 0.98, abs=0.001)
+    assert high / low == pytest.approx(1.02 / 0.98, abs=0.002)  # and 96 MiB
 
 
 @pytest.mark.parametrize(
@@ -794,7 +800,8 @@ def test_starts_that_vllm_refused_for_their_state_blocks(command: str, gpu: str,
     found = estimate(BudgetOptions(f"vllm serve {command} --max-model-len 65536", gpu, version=version))
     blocks = found.ledger.blocks
     assert blocks and blocks.low <= logged <= blocks.high
-    assert found.ledger.verdict == "does not fit"
+    assert blocks.central == pytest.approx(logged, rel=0.025)
+    assert found.ledger.verdict == ("does not fit" if blocks.high < 1024 else "cannot tell")
     assert found.ledger.reasons[0].startswith("vLLM refuses --max-num-seqs 1024: each request needs a block")
     assert found.suggestions[0] == ("--max-num-seqs", str(blocks.low))
 

@@ -1,10 +1,11 @@
 """Models by name: what is found, what is said of an unknown name, and that each row is a whole shape with a source."""
 
+import json
 from pathlib import Path
 
 import pytest
 from support.models import changed
-from support.paths import ROOT
+from support.paths import MODELS, ROOT
 from support.sampling import some
 
 from diag.commands.budget import estimate
@@ -65,6 +66,10 @@ ByteDance-Seed/Seed-OSS-36B-Instruct 36.15
 """Names that people serve, and parameters in billions as published with the weights."""
 
 
+COUNTED = json.loads((MODELS.parent / "parameters.json").read_text(encoding="utf-8"))
+"""Parameters by repository as published with the weights."""
+
+
 def cached(home: str) -> Command:
     return Command((), 0, {"HF_HOME": home}, "", ())
 
@@ -76,6 +81,16 @@ def test_a_served_model_is_known_by_its_name(line: str) -> None:
     counted = (weights.parameters(model) + weights.encoders(model).elements) / 1e9
     assert counted == pytest.approx(float(billions), rel=0.01)
     assert "no config.json is here: the shape is that of" in model.facts and "source: " in model.facts
+
+
+def test_the_matrices_of_a_row_are_as_many_as_published() -> None:
+    wrong = {}
+    for name, published in COUNTED.items():
+        model = load(name, cached("/nowhere"), version="0.32.0")
+        counted = weights.parameters(model) + weights.encoders(model).elements
+        if counted != pytest.approx(published, rel=0.01):
+            wrong[name] = counted / published
+    assert len(COUNTED) > 400 and not wrong
 
 
 @pytest.mark.parametrize("repository", some(repositories(), 12))

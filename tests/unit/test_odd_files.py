@@ -44,7 +44,8 @@ READERS: dict[str, tuple[str, type[Exception], Callable[[Path], object]]] = {
     "budget --log": ("vllm.log", BadUsage, lambda file: read_memory_log(str(file))),
     "config.json": ("config.json", BadUsage, lambda file: read_model(file.parent)),
     "token": ("token", BadUsage, lambda file: from_environment({"DIAG_BEARER_TOKEN_FILE": str(file)})),
-    "incident": ("x.py", BadDeclaration, lambda file: load_incidents(file.parent)),
+    "incident": ("x.incident", BadDeclaration, lambda file: load_incidents(file.parent)),
+    "incident in Python": ("x.py", BadDeclaration, lambda file: load_incidents(file.parent)),
 }
 
 

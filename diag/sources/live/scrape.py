@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from diag.core.errors import UnknownHost, Unreachable
@@ -68,6 +68,10 @@ class ScrapePlan:
     notes: Callable[[], Sequence[str]] = tuple
 
 
+class _Decided(Exception):
+    """Ends the scraping: more scrapes of servers that are gone show nothing new."""
+
+
 @contextmanager
 def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
     """Let Ctrl-C only call `act` in the block; nothing changes in another thread, or if there is another handler.
@@ -111,6 +115,7 @@ class Scraper:
         self._notes: list[str] = []
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
+        self._looks = UNWELL
         self._start = 0.0
         self.scrapes = self._failed = 0
         """Finished scrapes of all servers so far, and those of them that failed."""
@@ -181,30 +186,16 @@ class Scraper:
             self._servers.append(ScrapedServer(Target(instance), server, beside, self._clock, self._sink))
         self._start = _now()
         try:
-            await self._scrape_until_decided()
-            await asyncio.gather(*self._fact_requests)
-            while not all(probe.done() for probe in self._probes) or self._plan.should_go_on(self.observation()):
-                await self._scrape_until(_now() - self._start + 2 * self._plan.every)
-            await asyncio.gather(*self._probes)
+            with suppress(_Decided):
+                await self._scrape_until(self._plan.duration)
+                await asyncio.gather(*self._fact_requests)
+                while not all(probe.done() for probe in self._probes) or self._plan.should_go_on(self.observation()):
+                    await self._scrape_until(_now() - self._start + 2 * self._plan.every)
+            await asyncio.gather(*self._fact_requests, *self._probes)
             await _gather(server.scrape() for server in self._servers if server.owes_probe)
         finally:
             for task in (*self._fact_requests, *self._probes):
                 task.cancel()
-
-    async def _scrape_until_decided(self) -> None:
-        """Scrape every target for the duration, or until an outage of every server is decided."""
-        scraping, looks = asyncio.create_task(self._scrape_until(self._plan.duration)), UNWELL
-        try:
-            while not scraping.done():
-                await asyncio.wait([scraping], timeout=self._plan.every)
-                if scraping.done() or min(server.unwell for server in self._servers) < looks:
-                    continue
-                if self._plan.is_decided(self.observation()):
-                    return
-                looks += (looks + 1) // 2  # judging takes time
-            scraping.result()
-        finally:
-            scraping.cancel()
 
     async def _scrape_until(self, until: float) -> None:
         """Scrape every target until `until` seconds after the start.
@@ -238,11 +229,16 @@ class Scraper:
             self._fact_requests.append(asyncio.create_task(server.fetch_facts()))
             if self._plan.probe is not None:
                 self._probes.append(asyncio.create_task(server.probe(self._plan.probe)))
-        server.unwell = server.unwell + 1 if server.failure or server.server.health == DEAD else 0
+        is_unwell = server.failure is not None or server.server.health == DEAD
+        server.unwell = server.unwell + (not server.is_partial) if is_unwell else 0
         self.scrapes += 1
         self._failed += server.failure is not None
         seconds = _now() - self._start
         self._plan.on_progress(ScrapeProgress(self.scrapes, self._failed, seconds, self._plan.duration))
+        if (looks := min(each.unwell for each in self._servers)) >= self._looks:
+            if self._plan.is_decided(self.observation()):
+                raise _Decided
+            self._looks = looks + (looks + 1) // 2  # judging takes time
 
 
 def _now() -> float:

@@ -20,8 +20,8 @@ from diag.http.vllm_server import DEAD, Probe, VllmServer
 from diag.vllm.running_config import ServerFacts
 
 T = TypeVar("T")
-SECONDS = 2.0
-"""Time limit for reading GPUs, processes or log."""
+SECONDS, ALONE_SECONDS = 2.0, 8.0
+"""Time limit for reading GPUs, processes or log beside a page; alone they decide, also on a host without a free CPU."""
 _JUMP = 500.0
 """Milliseconds; a clock that is slewed moves less between two scrapes."""
 
@@ -81,7 +81,7 @@ class JoinedPages:
             health = None if self._server.health is None else health_alone(str(error), self._server)
             answered = is_answer(error) or health is not None
             nothing = CollectionResult[Scraped](health, str(error), time.monotonic() - begin, answered)
-            raise Unanswered(error, list(chain(*self._host_page.parts(nothing, collections, SECONDS)))) from error
+            raise Unanswered(error, list(chain(*self._host_page.parts(nothing, collections, ALONE_SECONDS)))) from error
         self._is_shown = True
         parts = self._host_page.parts(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
         return ServerPage(scraped.page, list(chain(*parts)))
@@ -127,6 +127,7 @@ class ScrapedServer:
     """A server that is scraped by its own pages or those of `beside`.
 
     `tick` is the next point of its cadence, `unwell` the looks in a row that show no page, or a 503 of vLLM's /health.
+    `is_partial`: the last look had no page, and not all that stands beside it was read in time.
     """
 
     target: Target
@@ -136,6 +137,7 @@ class ScrapedServer:
     sink: Sink | None
     tick: int = 0
     unwell: int = 0
+    is_partial: bool = False
     answered: bool = False
     facts_requested: bool = False
     failure: Failure | None = None
@@ -149,7 +151,7 @@ class ScrapedServer:
             page = self.server.page()
             return ServerPage(page, self.server.health_samples() if page.endswith(b"\n") else ())
 
-        at = self.clock.now()
+        at, self.is_partial = self.clock.now(), False
         try:
             page = await _in_background(self.beside.page if self.beside else own_page)
         except (Failure, NotMetrics) as error:
@@ -157,6 +159,8 @@ class ScrapedServer:
             hint = "use the address of the server itself"
             self.failure = error if isinstance(error, Failure) else Failure(reason, hint)
             beside = ServerPage(b"", error.beside if isinstance(error, Unanswered) else self.server.health_samples())
+            took = (value for name, _, value in beside.samples if name == "diag_scrape_duration_seconds")
+            self.is_partial = max(took, default=0.0) >= ALONE_SECONDS
             if SCALES in reason and not isinstance(error, Unanswered):
                 beside = beside._replace(samples=[("diag_vllm_elastic_scaling", (), 1.0)])
             if isinstance(error, Unanswered) or SCALES in reason or self.server.health == DEAD:

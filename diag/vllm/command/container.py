@@ -48,7 +48,7 @@ class Container(NamedTuple):
     not answer, by its name. `grace` is terminationGracePeriodSeconds, `pre_stop` the sleep of the preStop hook.
     `is_pod` is True in Kubernetes; `is_whole` is False if a chart or an operator adds to what the text shows,
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
-    `metrics` are the names that an autoscaler of the same text reads.
+    `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
     kind: str = "container"
@@ -67,6 +67,7 @@ class Container(NamedTuple):
     is_alone: bool = True
     nodes: int = 1
     metrics: tuple[str, ...] = ()
+    product: str = ""
 
     @property
     def startup(self) -> ContainerProbe | None:
@@ -109,6 +110,9 @@ def read_pod(
         is_whole=is_whole,
         is_alone=len(items(spec, "containers")) == 1 and not items(spec, "initContainers"),
         metrics=tuple(metrics),
+        product=" ".join(
+            re.findall(r"[\w.-]+", f"{inner(spec, 'nodeSelector')} {inner(spec, 'affinity', 'nodeAffinity')}")
+        ),
     )
 
 
@@ -261,9 +265,9 @@ def accelerators(text: Any, kind: str, nodes: int = 1) -> Container | None:
     kind_and_count = re.fullmatch(r"([A-Za-z][\w.-]*!?)(?::(\d{1,3}))?", text) if isinstance(text, str) else None
     if not kind_and_count or kind_and_count[1].lower().startswith("tpu"):
         return None
-    return Container(
-        kind, shared_memory=None, gpus=int(kind_and_count[2] or 1), gpus_by=text, is_whole=False, nodes=nodes
-    )
+    name, count = kind_and_count.groups()
+    around = Container(kind, shared_memory=None, gpus=int(count or 1), gpus_by=text, is_whole=False, nodes=nodes)
+    return around._replace(product=name.rstrip("!"))
 
 
 def inner(node: Any, *keys: str) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ Each step takes time in proportion to the length of the text.
 
 import re
 import tomllib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from itertools import pairwise, takewhile, zip_longest
@@ -15,40 +16,50 @@ from diag.core.formatting import addresses_without_secrets
 from diag.vllm.command.shell import HIDDEN, PLACEHOLDER
 from diag.vllm.flags.registry import known, understood
 
-_SECRET = re.compile(
-    r"(?i)(?:.*(?:keys?|keyfile|token|secrets?|passwords?|passwd|passphrase|passcode|pwd|credentials?|creds|jwt"
-    r"|authorization|signature|session_?id|cookies?|webhook|connection_?string"
-    r"|passwor[dt]|kennwort|contrase[ñn]a|senha|has[łl]o|wachtwoord|parola|l[öo]senord|şifre|sifre|пароль"
-    r"|jelszó|heslo|salasana|adgangskode|khẩu|κωδικός|المرور|סיסמה|密[码碼钥鑰]|口令|パスワード|비밀번호)"
-    r"|(?:.*[-_.])?(?:clave|пароля|pass|passe|pat|o?auth|sig|session|sid|bearer|otp|dsn|pw))\d*(?:[-_.].*)?"
-)
 _DATA = tomllib.loads((Path(__file__).parent / "secret_forms.toml").read_text(encoding="utf-8"))
 _HARMLESS = tuple(_DATA["harmless_ends"])
+_SECRET = re.compile(
+    rf"(?i)(?:.*(?:{'|'.join(_DATA['name_parts'])})|(?:.*[-_.])?(?:{'|'.join(_DATA['names'])}))\d*(?:[-_.].*)?",
+    re.DOTALL,
+)
 _MOST_NAME = 100
 _PHRASES = re.compile(r"(?i).*(?:authorization|cookie|passw|passphrase|passcode|pwd)")
 """Names of values that may have spaces in them."""
-_NAME = re.compile(r"(?P<mark>(?<!\\)\\*[\"'`])?(?<![\w.\u2013\u2014-])(?P<name>[\u2013\u2014-]{0,2}[^\W\d][\w.-]*)")
-_BREAK = r"(?:(?:[|>][+-]?\d?)?[ \t]*\\?(?:\r?\n[ \t]*){1,3})?"
-"""The end of a line within a value: of YAML's blocks, of a shell."""
+_LETTER = r"[\w\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u109f\u1780-\u17ff\u200c]"
+"""A letter or digit, or a sign that scripts such as Devanagari and Thai have within words."""
+_NAME = re.compile(
+    r"(?P<mark>(?<!\\)\\*[\"'`])?(?:(?<![\w.\u2013\u2014-])|(?<=\]\.))"
+    rf"(?P<name>[\u2013\u2014-]{{0,2}}(?!\d){_LETTER}(?:{_LETTER}|[.-])*)"
+)
+_OPENING = r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?)?"
+"""YAML's sign of a block, and a shell's of a here-document."""
+_BREAK = rf"(?:[&!][\w.-]+[ \t]*(?=[|>\r\n]))?(?:{_OPENING}[ \t]*\\?(?:\r?\n[ \t]*){{1,3}}(?:-[ \t]+)?)?"
+"""The end of a line within a value: of YAML's blocks, of a shell, of a list."""
+_SIGN = (
+    r":\s*(?:str|SecretStr|Optional\[\w+\])(?:\s*\|\s*None)?\s*=(?!=)|[=!]=(?=\s*[\"'])|[ \t]+(?:is|was|value)[:=]"
+    r"|={1,3}>|-+>|:=|<<<|\.{4,}:?|[=:>：＝→](?:\*\*)?"
+)
 _BEHIND = re.compile(
-    rf"(?P<closed>\\*[\"'`]\]?)?(?:\s*(?P<sign>=>|->|:=|[=:>：＝])[ \t]*{_BREAK}|\s*(?P<comma>,)\s*"
+    rf"(?P<closed>\\*[\"'`]\]?|\*\*|(?:\[\]|\])(?=\s*[=:]))?(?:\s*(?P<sign>{_SIGN})[ \t]*{_BREAK}|\s*(?P<comma>,)\s*"
     rf"|(?P<space>[ \t]+(?:\\\r?\n[ \t]*)?|[ \t]*\r?\n[ \t]*(?:-[ \t]+)?))"
 )
 """What separates a name from its value."""
 _CAPITALS, _DASH = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+"), re.compile(r"[ \t]+[\u2013\u2014-][ \t]+")
-_CELL, _TO_CELL = re.compile(r"[|│┃][ \t]*`?\Z"), re.compile(r"`?[ \t]*[|│┃][ \t]*")
+_CELL, _TO_CELL = re.compile(r"(?:[|│┃]|(?<![^\n]))[ \t]*`?\Z"), re.compile(r"`?[ \t]*[|│┃][ \t]*")
 _CELL_END = re.compile(r"[ \t]*[|│┃]|$", re.MULTILINE)
 """A row of a Markdown table."""
 _SIBLING = re.compile(
-    r"(?i)(?:(?<![\w.])(?:name|key|header|field|variable)(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
-    r"|^[ \t]*(?=[\w.-]+[ \t]*\r?$))(?P<name>[^\W\d][\w.-]{0,100})",
+    r"(?i)(?:(?:(?<![\w.])|(?<=\]\.))(?:name|key|k|header|field|var(?:iable)?|label|id|param(?:eter)?|option)(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
+    r"|\b(?:variable|resource)[ \t]+\"|^[ \t]*(?=[\w.-]+:?[ \t]*\r?$))(?P<name>[^\W\d][\w.-]{0,100})",
     re.MULTILINE,
 )
 """A field that holds a name, whose value is another field: of Kubernetes' objects, of headers, of pydantic's errors."""
-_VALUES = re.compile(r"(?i)(?<![\w.-])(?:(?:input_)?val(?:ue)?|content)(?![\w.-])")
+_VALUES = re.compile(
+    r"(?i)(?:(?<![\w.-])|(?<=\]\.))(?:(?:input_)?val(?:ue)?|content|v|old|new|default|result|text|is)(?=\\*[\"'`]?\s*[:=>])"
+)
 _CLOSES = re.compile(r"[})]")
-_FARTHEST = 300
-"""Characters between two such fields."""
+_FARTHEST, _MOST_LINES = 300, 4
+"""Characters between two such fields; lines."""
 _MORE_WORDS = 3
 """Words behind the first one of a flag's value, if a shell's quotation marks are lost."""
 _PAIR = re.compile(r"[\[(]\s{0,3}[bru]{0,2}\Z")
@@ -57,6 +68,9 @@ _QUOTED = re.compile(
     r"[bruf]{0,2}(?P<quote>(?P<escaped>\\+)?[\"'`])(?:\\.|[^\\])*?(?:(?(escaped)(?<!\\))(?P=quote)|\\?\Z)", re.DOTALL
 )
 _IN_GROUP = re.compile(r"(?P<open>[\[({])|(?P<close>[\])}])|[^\[\](){}\"'`\\]+|.", re.DOTALL)
+_FIELD = re.compile(r"(?P<indent>[ \t]*)(?:-[ \t]+)?[\"']?[\w.-]+[\"']?:(?:[ \t]+(?P<value>[^\r\n]+))?\r?(?:\n|\Z)")
+"""A line of a block of YAML."""
+_BECOMES = re.compile(r"[ \t]+->[ \t]+(?=[\"'])")
 _BARE = re.compile(r"(?:[^\s\"'`,;)\]}\\(\[{]|\\.|[\"'`,;)\]}](?![\s\"'`,;:.)\]}>\\]|\Z))+\\?", re.DOTALL)
 """A word without quotation marks; one of them, or a bracket, ends it if nothing of the word follows."""
 _WORD = re.compile(r"[^\s\"'`,;]+")
@@ -64,13 +78,14 @@ _FLAG = re.compile(r"(?:\\*[\"'`])?(?P<name>--?[A-Za-z][\w.-]*)")
 _BETWEEN = re.compile(r"(?:\s*,\s*|[ \t]+)(?![\"'`\\]{0,3}-|[\s&|;<>]|\Z)")
 """What separates two values of a flag; the next word is no flag, and no operator of a shell."""
 _OPENS = re.compile(
-    r"(?P<name>-{0,2}[^\W\d][\w.-]*)[\\\"'`]*[ \t]*(?:=>|->|[:=：>])?[ \t]*(?:[|>][+-]?\d?|[\[({])?[ \t,]*\\?\s*\Z"
+    r"(?P<name>-{0,2}[^\W\d][\w.-]*)[\\\"'`\]]*[ \t]*(?:=>|->|[:=：>])?[ \t]*(?:[&!][\w.-]+[ \t]*)?"
+    r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?|[\[({]|[\"'][^\"']{0,200}\Z)?[ \t,]*\\?\s*\Z"
 )
 """A name at the end of a line, whose value may stand in the next one."""
 _BEGINS = re.compile(r"\(\w[^()]{0,80} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[: ]")
 """The head of another record."""
 _LINE = re.compile(r"(?:(?!\\[rn])[^\r\n])*")
-_SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|apikey|negotiate|ntlm)\Z")
+_SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|apikey|negotiate|ntlm|[&!][\w!/.:-]*)\Z")
 _NO_VALUE = re.compile(
     rf"(?i)[\"'\s]*+(?:none|null|true|false|\*+|\[\s*\]|\(\s*\)|\{{\s*\}}|{HIDDEN})?[\"'\s,;.)\]}}]*+"
 )
@@ -81,7 +96,7 @@ _PROSE = re.compile(
 )
 """Words that follow a flag in a sentence, and are no value."""
 _ENCODED = re.compile(
-    r"(?i)(?:%2[27]|\b)(?P<name>[a-z_][\w.-]{1,100}?)(?:%2[27])?%3[AD](?:%20|\+)?(?:%2[27])?"
+    r"(?i)(?:%2[267B]|%3[BF]|%7B|\b)(?P<name>[a-z_][\w.-]{1,100}?)(?:%2[27])?%3[AD](?:%20|\+)?(?:%2[27])?"
     r"(?P<value>(?:(?!%2[267C]|%7D)[^\s&\"'<>])+)"
 )
 """A name and its value, percent-encoded."""
@@ -105,17 +120,22 @@ def hidden(text: str) -> str:
 
 
 def hidden_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Hide the secrets of a log's lines one by one; the value of a name that ends a line may stand in the next one."""
-    before = ""
+    """Hide the secrets of a log's lines one by one; the value of a name may stand in one of the next lines."""
+    near, opened = deque[str](maxlen=_MOST_LINES), deque[bool](maxlen=_MOST_LINES)
     for line in lines:
-        head = _common_head(before, line)
-        opened = _OPENS.search(before[len(head) :]) if before else None
-        if opened and is_secret(opened["name"][-_MOST_NAME:]) and not _BEGINS.match(line[len(head) :]):
-            both = hidden(f"{before[len(head) :][-_FARTHEST:]}\n{line[len(head) :]}")
-            yield head + (both.partition("\n")[2] or HIDDEN)
+        head = _common_head(near[-1], line) if near else ""
+        text = line.removeprefix(head)
+        if _BEGINS.match(text):
+            opened.clear()
+        if any(opened):
+            whole = hidden("\n".join([*(each.removeprefix(head)[-_FARTHEST:] for each in near), text])).split("\n")
+            yield head + (whole[-1] if len(whole) == len(near) + 1 else HIDDEN)
         else:
             yield hidden(line)
-        before = line if line[len(head) :].strip() else before
+        if text.strip():
+            near.append(line)
+            names = (_OPENS.search(text), *_SIBLING.finditer(text))
+            opened.append(any(name and is_secret(name["name"][-_MOST_NAME:]) for name in names))
 
 
 def _common_head(before: str, line: str) -> str:
@@ -175,7 +195,7 @@ def _without_values(text: str) -> str:
 
 def _siblings(text: str) -> set[int]:
     """Return where the names of fields begin whose value belongs to a secret's name in another field."""
-    fields = list(_SIBLING.finditer(text)) if "val" in text.lower() or "content" in text.lower() else []
+    fields = list(_SIBLING.finditer(text)) if _VALUES.search(text) else []
     begins = set[int]()
     for field, after in zip_longest(fields, fields[1:]):
         if not is_secret(field["name"]):
@@ -207,16 +227,31 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
         if name["mark"] and not closed:  # the quotation began before the name
             end, mark = _end(text, name.start()), name["mark"]
             yield start, max(start, end - len(mark) * text.startswith(mark, end - len(mark)))
+        elif "\n" in behind[0] and (fields := list(_block(text, text.rfind("\n", 0, start) + 1))):
+            yield from fields
         else:
             end = _phrase_end(text, start) if _PHRASES.match(name["name"]) else _end(text, start)
             yield start, _lost_words_end(text, start, end) if is_flag and behind["sign"] == "=" else end
-    elif behind["comma"] and closed and (is_flag or _PAIR.search(text, max(0, name.start() - 5), name.start())):
+    elif behind["comma"] and (
+        is_flag or ((closed or _QUOTED.match(text, start)) and _PAIR.search(text, name.start() - 5, name.start()))
+    ):
         yield from _words(text, start, name["name"] if is_flag else "")
     elif behind["space"] and not closed:
         if is_flag:
             yield from _words(text, start, name["name"])
         elif _PHRASES.match(name["name"]) and _QUOTED.match(text, start):
             yield start, _end(text, start)
+
+
+def _block(text: str, at: int) -> Iterator[tuple[int, int]]:
+    """Yield the values of the fields of a block of YAML that begins at `at`."""
+    most, field = at + _FARTHEST, _FIELD.match(text, at)
+    indent = len(field["indent"]) if field else 0
+    while field and at < most and len(field["indent"]) >= indent:
+        if field["value"]:
+            yield field.span("value")
+        at = field.end()
+        field = _FIELD.match(text, at)
 
 
 def _words(text: str, start: int, flag: str) -> Iterator[tuple[int, int]]:
@@ -254,8 +289,10 @@ def _phrase_end(text: str, start: int) -> int:
 
 
 def _end(text: str, start: int) -> int:
-    """Return the end of a value: of one word, and behind the scheme of a header of one more."""
+    """Return the end of a value: of one word, behind the scheme of a header of one more, of the two of a change."""
     at = _word_end(text, start)
+    if becomes := _BECOMES.match(text, at):
+        return _word_end(text, becomes.end())
     return _word_end(text, at + 1) if text[at : at + 1] == " " and _SCHEME.match(text, start, at) else at
 
 

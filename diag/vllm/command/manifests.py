@@ -29,6 +29,7 @@ _STARTS = re.compile(
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
+_NAMES_MODEL = re.compile(r"--model[= ]\S")
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
 _MOST_DOCUMENTS = 100
 _MOST_BYTES = 2**22
@@ -124,7 +125,11 @@ class _Reader(NamedTuple):
 
     def document(self, document: Any) -> Iterator[Writing]:
         if not isinstance(document, dict):
-            yield from self.nested(document, "", "a container", {})
+            engines = [engine for engine in items({"": document}, "") if {"modelURL", "repository"} <= engine.keys()]
+            for engine in engines:  # a file of the engines alone
+                yield from self.production_stack({}, engine)
+            if not engines:
+                yield from self.nested(document, "", "a container", {})
             return
         kind, spec = str(document.get("kind") or ""), inner(document, "spec")
         named = str(inner(document, "metadata").get("name") or "")
@@ -168,6 +173,9 @@ class _Reader(NamedTuple):
                 yield from self.container(node, name, spec, is_pod=is_pod, is_whole=not is_dynamo)
             name += ", multi-node" * ("Dynamo" in name and "multinode" in node)
             for key, child in node.items():
+                if str(key).lower().replace("_", "") == "vllmargs" and _NAMES_MODEL.search(" ".join(split(child))):
+                    arguments = ["-m", "vllm.entrypoints.openai.api_server", *split(child)]
+                    yield Writing("a list of vLLM's arguments", shlex.join(["python3", *arguments]), place=under)
                 yield from self.nested(child, str(key), name, node if key == "containers" else spec)
 
     def container(

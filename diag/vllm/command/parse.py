@@ -119,6 +119,8 @@ _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
 _BY_NAME = re.compile(r"(?<=vllm==)\$?\{+(\w{1,60})\}+|(?<=vllm-openai:v)\$?\{+(\w{1,60})\}+")
 """The name of a variable that holds the release."""
+_BUILT = re.compile(r"\bVLLM_(?:REF|VERSION|TAG|BRANCH)\s*[:=]\s*[\"']?v(\d+\.\d+\.\d+)\b")
+"""vLLM's version in the variable of a text that builds it from its repository."""
 _TAGGED = re.compile(
     r"vllm(?:-(?:openai|omni|cpu|gpu|xpu|rocm)[\w-]*)?:(?:v|[a-z]+-v)?(\d+(?:\.\d+){2,3}(?:\.post\d+)?)(?![\w.]*\d)"
     r"|:[\w.-]*vllm[_-]?v?(\d+\.\d+\.\d+)|/[\w.-]*-vllm[_-]?v?(\d+\.\d+\.\d+)[\w.-]*:",
@@ -127,7 +129,9 @@ _TAGGED = re.compile(
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
-_JOB_GPUS = re.compile(r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:[a-zA-Z]\w*:)?(\d{1,3})\s*$", re.MULTILINE)
+_JOB_GPUS = re.compile(
+    r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:([a-zA-Z]\w*):)?(\d{1,3})\s*$", re.MULTILINE
+)
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _MOST_BRANCHES = 8
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
@@ -335,7 +339,7 @@ def _named(text: str) -> tuple[str, str]:
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
-    wheels = {*_PINNED.findall(text)}
+    wheels = {*_PINNED.findall(text), *(_BUILT.findall(text) if "vllm-project/vllm" in text else ())}
     if images and wheels and images != wheels:
         return "", ""  # several servers, or a step between releases
     pinned, beside = (found.pop() if len(found) == 1 else "" for found in (wheels, images))
@@ -374,8 +378,8 @@ def _parse_shell(
     job, (pinned, beside), lines = None, _named(text), text.splitlines()
     if gpus := _JOB_GPUS.search(text):  # what a batch script asks Slurm for
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
-        job = Container("Slurm job", shared_memory=None, gpus=int(gpus[1]), gpus_by=by, is_whole=False)
-        job = job._replace(nodes=int(nodes[1]) if nodes else 1)
+        job = Container("Slurm job", shared_memory=None, gpus=int(gpus[2]), gpus_by=by, is_whole=False)
+        job = job._replace(nodes=int(nodes[1]) if nodes else 1, product=gpus[1] or "")
     return tuple(
         first._replace(
             branches=tuple(others),

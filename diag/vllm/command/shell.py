@@ -84,6 +84,7 @@ def statements(text: str) -> Iterator[Statement]:
     """Yield the commands of a script; BadUsage if a quotation is not closed."""
     name, words, skip, line = "", list[str](), False, 1
     blocks, pattern, tested = _Blocks(), False, False
+    text = re.sub(r"\\\s*\Z", "", text)  # the file ends in a continued line
     for token, at in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
         line = line if words else at
         if not isinstance(token, _Operator):

@@ -148,10 +148,9 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
     width = size("width") or round(hidden * ratio)
     if config.has("embed_dim") and not config.has("out_hidden_size"):
         out = config.count("hidden_size", out)  # Qwen 2 VL
-    if kind.numbers:
-        return kind.numbers + hidden * hidden_of_text
-    if not (hidden and layers):
-        return 0
+    numbers = config.size("numbers", kind.numbers and kind.numbers + hidden * hidden_of_text, most=2**40, least=0)
+    if numbers or not (hidden and layers):
+        return numbers
     if kind.conformer:
         return layers * _CONFORMER * hidden**2 + (size("output_proj_dims") or hidden) * (hidden + hidden_of_text)
     middle = config.count("out_hidden_size", width) if _stem(fields).startswith("glm4") else width
@@ -186,5 +185,4 @@ def encoder_numbers(fields: Mapping[str, Any], outer: Config, hidden_of_text: in
 
 
 def _stem(fields: Mapping[str, Any]) -> str:
-    named = str(fields.get("model_type", ""))
-    return stem(named.removesuffix("_vision"))
+    return stem(str(fields.get("model_type", "")).removesuffix("_vision"))

@@ -229,12 +229,13 @@ def graphs(model: Model, setup: Setup) -> ByteRange:
     base = fitted["graph_base"][0] * MIB
     if is_v2 and not setup.since("v2_graphs"):
         return ByteRange(0, round(base), 0, why="Model Runner V2 counts no graphs before 0.29.0")
+    one_full = fitted["recurrent_full_graph" if model.has_states else "full_graph"][0] * MIB
     if model.has_states and setup.since("recurrent_graphs"):
-        size = base + full * fitted["recurrent_full_graph"][0] * MIB
+        size = base + full * one_full
     elif is_v2:
         size = round(full * model.layers * (fitted["layer_of_a_graph"][0] * MIB))
     else:
-        size = base + piecewise * fitted["piecewise_graph"][0] * MIB + full * fitted["full_graph"][0] * MIB
+        size = base + piecewise * fitted["piecewise_graph"][0] * MIB + full * one_full
     least, largest = (round(size * error) for error in fitted["graphs"])
     return ByteRange(least, largest, round(size), why="vLLM extrapolates CUDA graphs from two that it captures")
 

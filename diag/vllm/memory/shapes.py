@@ -19,7 +19,7 @@ _NOISE = frozenset(
 )
 """Words of a name that do not change the shape."""
 _FORMAT_WORDS = re.compile(
-    r"(nvfp4|fp4|mxfp4|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|fp8|dynamic|block|"
+    r"(nvfp4|fp4|mxfp4|mxfp8|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|fp8|dynamic|block|"
     r"quantized|marlin|static|pertensor|sym|qat|ct)"
 )
 _UNREADABLE = re.compile(r"\b(gguf|exl2|exl3|mlx|onnx)\b")
@@ -47,8 +47,7 @@ class NamedShape(NamedTuple):
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
-    text = (PACKAGE / "vllm" / "memory" / "models.json").read_text(encoding="utf-8")
-    return dict(json.loads(text))
+    return dict(json.loads((PACKAGE / "vllm" / "memory" / "models.json").read_text(encoding="utf-8")))
 
 
 def repositories() -> tuple[str, ...]:
@@ -59,8 +58,7 @@ def repositories() -> tuple[str, ...]:
 def _fields(repository: str) -> Mapping[str, Any]:
     row = _rows()[repository]
     inherited = _fields(row["like"]) if "like" in row else {}
-    fields = {**inherited, **row.get("config", {})}
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in {**inherited, **row.get("config", {})}.items() if value is not None}
 
 
 def _key(name: str) -> str:
@@ -73,8 +71,7 @@ def _key(name: str) -> str:
 def _index() -> Mapping[str, str]:
     """Return the repositories by their whole names, their last parts, and their keys; the first of a kind counts."""
     spellings = (str.lower, lambda name: name.rpartition("/")[2].lower(), _key)
-    pairs = [(spelled(repository), repository) for spelled in spellings for repository in _rows()]
-    return dict(reversed(pairs))
+    return dict(reversed([(spelled(name), name) for spelled in spellings for name in _rows()]))
 
 
 def find_shape(name: str) -> NamedShape | None:
@@ -98,8 +95,7 @@ def find_shape(name: str) -> NamedShape | None:
 
 
 def _format(words: str) -> Format | None:
-    words = words.lower().replace("_", "-")
-    return next((format for format in tables().format if format.words.search(words)), None)
+    return next((format for format in tables().format if format.words.search(words.lower().replace("_", "-"))), None)
 
 
 def _without_format(name: str) -> str:

@@ -115,6 +115,8 @@ def _header(file: Path) -> dict[str, Any] | None:
 
 Basis = Literal["exact", "estimated", "unknown"]
 BY_FILES, QUANTIZED, DOUBT, ENCODER = 0.01, 0.02, 0.1, 0.3
+LOADED = 0.004, 0.01, 96 * 2**20
+"""Weights are logged with so much less, so much more, and bytes beside: the most that torch had while loading them."""
 """Error of the weights: divided by shape, quantized except a few layers, of an unknown architecture; of encoders."""
 
 
@@ -189,6 +191,7 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
         low, high = (max(size + copies + ends - setup.offload, 0) for size in (low, high))
         beside = doubtful if span.start == 0 else 0
         likely = round(low + (high - low) * (_HOPPER_PADS if setup.capability == _HOPPER else 1))
-        bounds = ByteRange(round(low * (1 - slack)) - beside, round(high * (1 + slack)) + beside, likely)
+        least, most, more = (slack, slack, 0) if files else (max(slack, LOADED[0]), max(slack, LOADED[1]), LOADED[2])
+        bounds = ByteRange(round(low * (1 - least)) - beside, round(high * (1 + most)) + beside + more, likely)
         rows.append(Stage(span, bounds, "exact" if exact else "estimated", source))
     return rows

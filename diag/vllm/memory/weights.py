@@ -41,8 +41,7 @@ def layer(model: Model, at: int) -> list[WeightPart]:
 
 def absorbed(model: Model) -> WeightPart:
     """Return the copy of kv_b_proj that vLLM's MLA makes after loading, in the model's own type; empty without MLA."""
-    names = ("self_attn.kv_b_proj",)
-    copied = (part for mixer in model.mixers for part in mixer.parts if part.modules == names)
+    copied = (part for mixer in model.mixers for part in mixer.parts if part.modules == ("self_attn.kv_b_proj",))
     return WeightPart(sum(part.elements for part in copied), MOST_WAYS)
 
 
@@ -98,6 +97,7 @@ def shared_blocks(model: Model) -> list[WeightPart]:
         linear(blocks * (3 * 2 * hidden * inner + inner * hidden), "shared_transformer.self_attn"),
         linear(blocks * 3 * hidden * width, "shared_transformer.feed_forward"),
         linear(users * (rank * (hidden + 2 * width) + hidden * hidden), "linear"),
+        linear(users * config.switch("use_shared_attention_adapter") * 3 * rank * (2 * hidden + inner), "linear_q"),
         WeightPart(blocks * 3 * hidden),
     ]
 
@@ -131,7 +131,9 @@ def of_stage(model: Model, layers: range) -> Counter[WeightPart]:
         parts.update([embedding(model), encoders(model), *beside(model)])
     if last:
         norm = model.hidden * model.traits.final_norm * (2 if model.traits.norm_bias else 1)
-        parts.update([WeightPart(norm)] + [embedding(model)] * (has_head(model) and not (model.tied and first)))
+        quantized = (bits for names, bits in model.mixed if "lm_head" in names.names)
+        head = replace(embedding(model), bits=next(quantized, 0) % HALF)
+        parts.update([WeightPart(norm)] + [head] * (has_head(model) and not (model.tied and first)))
     model.counted[layers] = parts
     return parts
 

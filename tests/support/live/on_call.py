@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from support import alertmanager, prometheus_server
 from support.live import server
@@ -38,10 +39,11 @@ PATIENCE = 420.0
 
 @dataclass(frozen=True)
 class Said:
-    """An answer of `diag doctor`, in short, and its report where there is one."""
+    """An answer of `diag doctor`, in short, its report where there is one, and the seconds of CPU that it took."""
 
     short: str
     report: dict[str, Any]
+    cpu: float = 0.0
 
     @property
     def primary(self) -> dict[str, Any]:
@@ -51,13 +53,19 @@ class Said:
 
 def doctor(*words: str) -> Said:
     """Ask for a diagnosis."""
-    done = subprocess.run([DIAG, "doctor", *words, "--json"], capture_output=True, text=True, check=False)
-    if not done.stdout:
-        status = re.search(r"\b[45]\d\d\b", done.stderr)
-        return Said(f"exit {done.returncode}" + (f", HTTP {status[0]}" if status else ""), {})
-    report = json.loads(done.stdout)
-    exited = "" if done.returncode == EXIT[report["verdict"]] else f" (exit {done.returncode})"
-    return Said(in_short(report) + exited, report)
+    with tempfile.TemporaryFile("w+") as errors:
+        asked = subprocess.Popen([DIAG, "doctor", *words, "--json"], stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert asked.stdout
+        answer = asked.stdout.read()
+        _, status, used = os.wait4(asked.pid, 0)
+        code = asked.returncode = os.waitstatus_to_exitcode(status)
+        errors.seek(0)
+        refused = re.search(r"\b[45]\d\d\b", errors.read())
+    if not answer:
+        return Said(f"exit {code}" + (f", HTTP {refused[0]}" if refused else ""), {})
+    report = json.loads(answer)
+    exited = "" if code == EXIT[report["verdict"]] else f" (exit {code})"
+    return Said(in_short(report) + exited, report, used.ru_utime + used.ru_stime)
 
 
 def in_short(report: dict[str, Any]) -> str:
@@ -68,11 +76,23 @@ def in_short(report: dict[str, Any]) -> str:
     return " ".join([report["verdict"], ", ".join(sorted(named or states))]).strip()
 
 
+class Look(NamedTuple):
+    """Seconds to an answer: in all, from the first scrape to the last, of CPU; the load average of the minute before.
+
+    Alone on a machine, the answer takes the waits and the CPU.
+    """
+
+    seconds: float
+    waited: float
+    cpu: float
+    load: float
+
+
 @dataclass(frozen=True)
 class OnCall:
     """The URLs of a server, of its exporter and of the Prometheus that scrapes it; the alerts that arrived so far.
 
-    `looks` are the seconds that each live answer took, with the load average of the minute before it.
+    `looks` are the live ones.
     """
 
     url: str
@@ -80,7 +100,7 @@ class OnCall:
     exporter: str
     prometheus: str
     arrived: list[dict[str, Any]]
-    looks: list[tuple[float, float]] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
 
     def livez(self, expected: str = "") -> str:
         """The status that the exporter's liveness probe is answered with; that which is expected in time."""
@@ -105,7 +125,8 @@ class OnCall:
     def _live(self) -> Said:
         load, began = os.getloadavg()[0], time.monotonic()
         said = doctor(self.url, "--log", str(self.log))
-        self.looks.append((time.monotonic() - began, load))
+        took, seen = time.monotonic() - began, said.report.get("observed", {"start": 0.0, "end": 0.0})
+        self.looks.append(Look(took, seen["end"] - seen["start"], said.cpu, load))
         return said
 
     def by_prometheus(self, incident: str) -> Said:

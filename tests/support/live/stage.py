@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from support.live import load, server
-from support.live.on_call import OnCall, Said, on_call
+from support.live.on_call import Look, OnCall, Said, on_call
 
 NOT_ASKED, NONE = "-", "none"
 LETS_GO = 180.0
@@ -45,8 +45,8 @@ def alternatives(said: str) -> list[str]:
 class Outcome:
     """A row of the table; `seconds` from the fault to the first alert that is expected, None where none came.
 
-    `gone` are the seconds from the cure to the end of the last alert, None where nothing is cured. `look` has the
-    seconds that the live answer took, and the load average of the minute before.
+    `gone` are the seconds from the cure to the end of the last alert, None where nothing is cured. `look` is
+    that of the live answer.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Outcome:
     got: Row
     seconds: float | None = None
     gone: float | None = None
-    look: tuple[float, float] | None = None
+    look: Look | None = None
 
     @property
     def wrong(self) -> set[str]:

@@ -1,0 +1,88 @@
+"""Rules about options that the GPU, the model's attention or the release lacks, by devices.toml and names.toml."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from diag.core.declarations import did_you_mean, read
+from diag.lint.host import memory_ledger
+from diag.lint.rule import LintTarget, Match, is_open, rule
+from diag.lint.terms import all_hold, value_of
+from diag.lint.weights import checkpoint
+from diag.vllm.gpus import capability
+
+
+class _Option(NamedTuple):
+    """Values of a flag that GPUs of these capabilities have, AMD's without any; `latent` is None for any model."""
+
+    flag: str
+    values: tuple[str, ...]
+    capabilities: tuple[tuple[float, ...], ...] = ()
+    latent: bool | None = None
+    since: str = "0.0.0"
+    instead: str = "Remove it: vLLM chooses one that the GPU has"
+
+
+class _NameList(NamedTuple):
+    flag: str
+    plugin: str
+    known: tuple[str, ...]
+    former: tuple[str, ...]
+
+
+_OPTIONS = read(Path(__file__).with_name("devices.toml"), tuple[_Option, ...], "option")
+_NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "names")
+_LISTED = "0.33.0"
+"""The release whose names names.toml has."""
+
+
+def _chosen(target: LintTarget) -> Iterator[tuple[_Option, str, str]]:
+    """Yield the options of a launch with their values, and who names them; the checkpoint names its quantization."""
+    for option in _OPTIONS:
+        value, by = target.command.get(option.flag), option.flag
+        if value is None and by == "--quantization":
+            value, by = checkpoint(target), "The checkpoint's quantization"
+        names = {name.lower() for name in option.values}
+        if value and not is_open(value) and value.lower() in names and target.since(option.since):
+            yield option, value, by
+
+
+@rule(topic="host")
+def option_of_another_gpu(target: LintTarget) -> Iterator[Match]:
+    for gpu in target.used_gpus()[:1]:
+        level = capability(gpu.name)
+        for option, value, by in _chosen(target) if level else ():  # what AMD's GPUs lack is not listed
+            if not any(first <= level <= last for first, last in option.capabilities):
+                yield Match(f"{by} {value} on {gpu.name}, whose compute capability is {level}", fix=option.instead)
+
+
+@rule(topic="weights")
+def backend_of_another_attention(target: LintTarget) -> Iterator[Match]:
+    for option, value, by in _chosen(target):
+        shape = target.shape
+        if option.latent is not None and shape and shape.family and option.latent is not bool(shape.latent):
+            yield Match(f"{by} {value}, and the model has {'' if shape.latent else 'no '}multi-head latent attention")
+
+
+@rule(topic="values")
+def no_such_name(target: LintTarget) -> Iterator[Match]:
+    is_listed = target.since(_LISTED)
+    for names in () if target.build else _NAMES:  # a build of its own has names of its own
+        value = value_of(names.flag, target)
+        allowed = names.known if is_listed else (*names.known, *names.former)
+        by_plugin = names.plugin and not all_hold([f"{names.plugin} absent"], target)
+        if not value or is_open(value) or value in allowed or by_plugin:
+            continue
+        which = f"{target.version} has none of this name" if is_listed else "no release that was read has this name"
+        yield Match(
+            f"{names.flag} {value[:40]}: {which}{did_you_mean(value, allowed)}",
+            severity=None if is_listed else "warning",
+        )
+
+
+@rule(topic="memory")
+def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
+    judged = memory_ledger(target) if target.used_gpus() else None
+    if judged and judged.verdict == "does not fit":
+        gpu, ranks = target.used_gpus()[0].name, target.local_ranks()
+        yield Match(f"The model does not fit {f'{ranks} x ' if ranks > 1 else ''}{gpu}: {'; '.join(judged.reasons)}")
