@@ -15,7 +15,7 @@ from diag.core.incident import Incident, regroup, seconds
 from diag.core.metric_prefix import CACHE_INFO, OWN, with_prefix
 from diag.core.subjects import Floats, Instants, Subject, label_value
 from diag.http.prometheus_api import Refused, Unusable
-from diag.knowledge.formulas import INTERVAL, generation_series, rule_set
+from diag.knowledge.formulas import SLOW_INTERVAL, generation_series, rule_set
 from diag.promql import Formula, add_matchers
 from diag.promql.data import Matcher
 from diag.sources.prometheus.client import (
@@ -265,7 +265,7 @@ class PrometheusSource:
         for name, server in self.members.items():
             scrapes = max(self._scraped.get(instance, 0.0) for _, instance in server.targets)
             # a few samples may be missing
-            if counts.get(name, 0.0) < max(1.0, 0.9 * scrapes * self.interval / seconds(INTERVAL) - 2):
+            if counts.get(name, 0.0) < max(1.0, 0.9 * scrapes * self.interval / seconds(SLOW_INTERVAL) - 2):
                 return {}
         return rules.series
 
