@@ -45,7 +45,7 @@ def write(folder: Path, name: str = "mine", **changes: object) -> Path:
 
 
 def test_our_incidents_are_found_by_file() -> None:
-    assert [incident.id for incident in load()] == sorted(file.stem for file in FOLDER.iterdir())
+    assert [incident.id for incident in load()] == sorted(file.stem for file in FOLDER.glob("*.incident"))
 
 
 @pytest.mark.parametrize("entry", BUILT_IN.values(), ids=lambda entry: entry.incident.id)
@@ -120,7 +120,7 @@ def test_every_signal_is_used() -> None:
     declared = {name for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
     folder = Path(signals.__path__[0])
     used: set[str] = set()
-    for file in (*FOLDER.iterdir(), SHARED):
+    for file in (*FOLDER.glob("*.incident"), SHARED):
         for _, line in statements(file.read_text(encoding="utf-8")):
             used |= {*sum(re.findall(r"^\w+(?:: | = )([a-z]\w+)(?:$| [<>])|\$(\w+)|\((\w+)\)", line), ())}
     for file in (ROOT / "diag").rglob("*.py"):

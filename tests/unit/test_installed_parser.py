@@ -307,13 +307,13 @@ def test_correction_refused_by_the_parser_is_not_printed() -> None:
 def test_installed_parser_is_used_only_for_its_own_release() -> None:
     good, bad, unasked, other = (
         judge("vllm serve m --port 1", python=server.PYTHON),
-        judge('vllm serve m --kv-transfer-config \'{"kv_role": "bad"}\'', python=server.PYTHON),
+        judge('vllm serve m --structured-outputs-config \'{"backend": "bad"}\'', python=server.PYTHON),
         judge("vllm serve m --port $PORT", python=server.PYTHON),
         judge("vllm serve m --port 1", "0.20.0", python=server.PYTHON),
     )
     assert (good.version, good.version_source, good.parser_error) == (described(), "installed", "")
     assert [each.rule for each in bad.findings if each.severity == "error"] == ["refused_by_the_parser"]
-    assert "kv_role" in bad.findings[0].message
+    assert "backend" in bad.findings[0].message
     assert unasked.parser_error is None
     assert any("variables" in each for each in unasked.not_checked)
     assert other.parser_error is None
