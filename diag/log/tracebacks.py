@@ -94,6 +94,7 @@ class _Traceback:
     is_entry: bool = False
     in_step: bool = False
     in_start: bool = False
+    in_request: bool = False
     is_torn: bool = False
     is_chained: bool = False
     is_caused: bool = False
@@ -157,6 +158,7 @@ class _Traceback:
         function = frame["function"] or frame["called"].rpartition(".")[2]
         self.in_step = self.in_step or function in FUNCTIONS.step
         self.in_start = self.in_start or function in FUNCTIONS.start
+        self.in_request = self.in_request or function in FUNCTIONS.request
         if place := _place(frame):
             self.inner = place
             self.inner_of_vllm = place if MARKS.of_vllm.match(place) else self.inner_of_vllm
@@ -236,7 +238,8 @@ class TracebackTracker:
             self.stopped = error if traceback.stopped is error else None
             if was_in_frames and not traceback.in_frames and not traceback.ends:
                 self.unannounced = traceback.error
-                if self.unannounced is not None and traceback.is_torn and not (traceback.in_start or traceback.in_step):
+                is_part = traceback.is_torn or traceback.in_request
+                if self.unannounced is not None and is_part and not (traceback.in_start or traceback.in_step):
                     self.unannounced.is_lone = not MARKS.logs_ends.match(line.source)
             return traceback.take_error()
         error.is_lone = bool(MARKS.lone.match(line.text))

@@ -1,5 +1,7 @@
 """A log's stats lines and access log are samples: the incidents of load, of silence and of failing answers."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -443,3 +445,23 @@ def test_an_engine_that_waits_for_recovery_is_told_until_it_goes_on(tmp_path: Pa
     assert (report.verdict, incidents(report)) == ("critical", ["engine_awaits_recovery"])
     recovered = report_on(tmp_path, [*held, fault(140, "Engine 0 status -> HEALTHY", "INFO"), *busy(150, 400)])
     assert incidents(recovered) == []
+
+
+def test_the_traceback_of_a_request_alone_is_no_failed_start(tmp_path: Path) -> None:
+    package, chain = "/x/site-packages/vllm", "The above exception was the direct cause of the following exception:"
+    lines = ["Traceback (most recent call last):", '  File "/x/images.py", line 330, in infer_channel_dimension_format']
+    lines += [
+        "ValueError: Unable to infer channel dimension format",
+        "",
+        chain,
+        "",
+        "Traceback (most recent call last):",
+    ]
+    lines += [f'  File "{package}/v1/engine/async_llm.py", line 237, in add_request']
+    lines += [f'  File "{package}/multimodal/processing.py", line 1808, in call_hf_processor']
+    lines += ["ValueError: Failed to apply Llama4Processor on data={'text': '<|image|>'}"]
+    path = tmp_path / "request.log"
+    path.write_text("\n".join(lines) + "\n")
+    ran = subprocess.run([sys.executable, "-m", "diag", "doctor", path], capture_output=True, text=True, check=False)
+    assert ran.stdout.startswith("CANNOT TELL")
+    assert "a request failed (line 10)" in ran.stdout
