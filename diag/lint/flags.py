@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 
-from diag.lint.removed import INEFFECTIVE, REPLACED_VARIABLES, V1, V1_ONLY, ReplacedVariable
+from diag.lint.removed import INEFFECTIVE, REPLACED_VARIABLES, V1, V1_ONLY, ReplacedVariable, removed_name
 from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import Flag, known, parsers
 from diag.vllm.metric_names import newest, reads, variables
 
+_PLUGINS = ("ARCTIC_INFERENCE_ENABLED", "VLLM_PLUGINS")
+"""Variables that enable plugins, which may add flags."""
 _CLOSE = 0.8
 _VERY_CLOSE = 0.93
 _NO_DOTTED_KEYS = "0.8.5"
@@ -21,22 +23,30 @@ _NO_DOTTED_KEYS = "0.8.5"
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
     if other_program(target.command):
         return
+    # a plugin or a fork has flags of its own: a name like one of vLLM's may be one of them
+    plugin = next((name for name in _PLUGINS if target.command.environment.get(name, "0") not in ("", "0")), "")
     for mention in _unrecognized(target):
-        if len(_longer_flags(mention, target)) > 1:
+        if len(_longer_flags(mention, target)) > 1 or removed_name(mention, target.version):
             continue
         near = get_close_matches(
             mention.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE
         )
         edits: tuple[Edit, ...] = ()
-        if near and mention.words:
+        if near and mention.words and not plugin and not target.build:
             has_value = len(mention.words) == 1 and mention.values  # --name=value
             renamed = f"{near[0]}={mention.values[0]}" if has_value else near[0]
             edits = (Edit(range(mention.words.start, mention.words.start + 1), (renamed,)),)
         yield Match(
             f"{shown(mention)}: no vLLM release has this flag",
-            f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag",
-            f"Use {near[0]}, if you intended that flag" if near else "Remove it",
+            f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag"
+            + (f", and {plugin} enables one" if plugin else ""),
+            "Correct the spelling, unless the plugin adds the flag"
+            if plugin
+            else f"Use {near[0]}, if you intended that flag"
+            if near
+            else "Remove it",
             edits,
+            "warning" if plugin else None,
         )
 
 

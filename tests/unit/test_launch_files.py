@@ -527,6 +527,31 @@ TABLE = {
         [{"removed_flag": 2}],
     ),
     "what a guide leaves out": ("g.md", "```bash\nvllm serve m ...\n```\n", [{}]),
+    "the container of a custom resource": (
+        "r.yaml",
+        "apiVersion: ome.io/v1beta1\nkind: ClusterServingRuntime\nspec:\n  engineConfig:\n    runner:\n"
+        f"      name: ome\n      {IMAGE}\n      command: [vllm, serve]\n      args: [$(MODEL_PATH), -tp, '2',"
+        " --swap-space, '4']\n      volumeMounts: [{name: shm, mountPath: /dev/shm}]\n"
+        "---\nkind: ClusterServingRuntime\nspec: {engineConfig: {runner: {name: ome, image: 'vllm/vllm-openai:v0.9.0.1',"
+        " command: [python3, -m, vllm.entrypoints.openai.api_server], args: [--model, $(MODEL_PATH)]}}}\n",
+        [{"removed_flag": 2}, {}],
+    ),
+    "flags of a plugin": (
+        "s.sh",
+        "ARCTIC_INFERENCE_ENABLED=1 vllm serve m --enable-shift-parallel --ulysses_sequence_parallel_size 8\n",
+        [{"unknown_flag": 1}],
+    ),
+    "a model that KubeAI's own comes before": (
+        "m.yaml",
+        "kind: Model\nspec: {url: hf://org/m, engine: VLLM, args: ['--model=/m/x', --task=embed, --swap-space=4]}",
+        [{"removed_flag": 1}],
+    ),
+    "a removed flag in short": (
+        "s.sh",
+        f"{RUN} all {IMAGE[7:]} --model m --disable-log-request\n"
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.9.0 --model m --disable-log-request\n",
+        [{"removed_flag": 2}, {}],
+    ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
 

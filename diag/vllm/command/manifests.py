@@ -169,8 +169,10 @@ class _Reader(NamedTuple):
             is_sidecar = under == "initContainers" and node.get("restartPolicy") == "Always"
             if is_sidecar or under not in ("initContainers", "exec"):
                 is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
-                is_pod = under in ("containers", "mainContainer", "initContainers")
-                yield from self.container(node, name, spec, is_pod=is_pod, is_whole=not is_dynamo)
+                is_listed = under in ("containers", "mainContainer", "initContainers")
+                is_pod = is_listed or (name != _SERVICE and "entrypoint" not in node)  # or a custom resource's
+                is_whole = is_listed and not is_dynamo
+                yield from self.container(node, name, spec, is_pod=is_pod, is_whole=is_whole)
             name += ", multi-node" * ("Dynamo" in name and "multinode" in node)
             for key, child in node.items():
                 if str(key).lower().replace("_", "") == "vllmargs" and _NAMES_MODEL.search(" ".join(split(child))):
@@ -358,7 +360,8 @@ def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
         return
     _, environment = _variables(spec)
     model = re.sub(r"[?#].*", "", _fetched(spec.get("url"), "/model"))
-    command = serve([model, *split(spec.get("args"))], environment, spec.get("image"))
+    named, words = _from_kserve(split(spec.get("args")), {}, frozenset())
+    command = serve([named or model, *words], environment, spec.get("image"))  # its own --model= comes first
     count = str(spec.get("resourceProfile") or "").rpartition(":")[2]
     profile = "gpu" in str(spec.get("resourceProfile")) and count.isdigit()
     around = Container("pod", shared_memory=None, gpus=int(count[:4]) if profile else None, is_whole=False)
@@ -514,20 +517,25 @@ def _referenced(words: Sequence[str], environment: Mapping[str, str]) -> list[st
     ]
 
 
-def _from_kserve(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the model that arguments of KServe's server name, and the arguments that vLLM gets."""
+def _from_kserve(
+    words: Sequence[str], renamed: Mapping[str, str] = _KSERVE, own: frozenset[str] = _OF_KSERVE
+) -> tuple[str, list[str]]:
+    """Return the model that arguments of KServe's server name, and the arguments that vLLM gets.
+
+    `renamed` are the flags that the server calls otherwise, `own` those that vLLM does not get.
+    """
     model, kept, at = "", list[str](), 0
     while at < len(words):
         name, joined, value = words[at].partition("=")
         dashed = name.replace("_", "-")
         has_word = not joined and at + 1 < len(words) and not words[at + 1].startswith("-")
-        named = _KSERVE.get(dashed, dashed)
+        named = renamed.get(dashed, dashed)
         if named == "--model" and (joined or has_word):
             model, at = (value, at + 1) if joined else (words[at + 1], at + 2)
-        elif dashed in _OF_KSERVE:
+        elif dashed in own:
             at += 1 + has_word
         else:
-            kept.append(f"{named}{joined}{value}" if dashed in _KSERVE else words[at])
+            kept.append(f"{named}{joined}{value}" if dashed in renamed else words[at])
             at += 1
     return model, kept
 
