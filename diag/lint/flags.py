@@ -167,6 +167,7 @@ def no_such_negation(target: LintTarget) -> Iterator[Match]:
 # -- environment variables
 
 
+_OF_GAUDI = re.compile(r"(?i)gaudi|habana|\bPT_HPU_|[:_/-]hpu\b")
 ATTENTION_BACKENDS = {
     *("CPU_ATTN", "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA"),
     *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
@@ -176,7 +177,10 @@ ATTENTION_BACKENDS = {
 
 @rule()
 def variable_not_read(target: LintTarget) -> Iterator[Match]:
-    for name in target.command.environment:
+    command = target.command
+    if _OF_GAUDI.search(" ".join((command.image, *command.environment, *command.words))):
+        return  # vllm-gaudi and Habana's fork read variables of their own
+    for name in command.environment:
         is_own = name.startswith("VLLM_") and not reads(target.version, name)
         if is_own and (name in variables() or name in REPLACED_VARIABLES):
             yield _ineffective_variable(name, REPLACED_VARIABLES.get(name, ReplacedVariable()), target)
@@ -220,6 +224,13 @@ def _ineffective_variable(name: str, variable: ReplacedVariable, target: LintTar
             edits.append(Edit(range(len(command.words), len(command.words)), new))
     by_flag = f"Use {flag} with a value that {target.version} has, or remove it" if flag else "Remove it"
     by_other = f"Use {variable.variable}" if variable.variable else by_flag
+    if first and target.is_unstated:
+        return Match(
+            f"{name} may have no effect: vLLM reads it {span}, and the image does not say its release",
+            variable.instead,
+            "Name the release with --vllm-version",
+            severity="info",
+        )
     return Match(
         f"{name} has no effect: " + (f"vLLM {target.version} does not read it" if first else "no release reads it"),
         "; ".join(filter(None, (f"vLLM reads it {span}" if first else "", variable.instead))),

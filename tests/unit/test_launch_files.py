@@ -552,6 +552,56 @@ TABLE = {
         "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.9.0 --model m --disable-log-request\n",
         [{"removed_flag": 2}, {}],
     ),
+    "an InferenceService and its ServingRuntime are one server": (
+        "k.yaml",
+        "kind: ServingRuntime\nmetadata: {name: r}\nspec: {containers: [{name: c, image: 'vllm/vllm-openai:v0.25.1',"
+        " args: ['--model=/mnt/models', -tp, '4'], resources: {limits: {nvidia.com/gpu: 1}}}]}\n---\n"
+        "kind: InferenceService\nmetadata: {name: s}\nspec: {predictor: {model: {modelFormat: {name: vLLM}, runtime: r,"
+        " args: [--swap-space=4], resources: {limits: {nvidia.com/gpu: 4}}, storageUri: 's3://b'}}}\n",
+        [{"removed_flag": 2, "no_shared_memory": 1}],
+    ),
+    "LLMKube": (
+        "k.yaml",
+        "kind: Model\nmetadata: {name: q}\nspec: {source: org/m}\n---\nkind: InferenceService\nspec: {modelRef: q,"
+        " runtime: vllm, image: 'vllm/vllm-openai:v0.25.1', vllmConfig: {swapSpace: 4, maxModelLen: 1024}}\n",
+        [{"removed_flag": 2}],
+    ),
+    "HyperPod": (
+        "h.yaml",
+        "kind: InferenceEndpointConfig\nspec: {worker: {image: 'vllm/vllm-openai:v0.25.1', args: [--model, m,"
+        " --swap-space, '4']}}\n",
+        [{"removed_flag": 2}],
+    ),
+    "a composite action": (
+        "action.yml",
+        "runs:\n  using: composite\n  steps:\n  - shell: bash\n    run: |\n      docker run --gpus all --ipc=host \\\n"
+        "        vllm/vllm-openai:v0.25.1 \\\n        --model m --swap-space 4\n",
+        [{"removed_flag": 2}],
+    ),
+    "a guide in reStructuredText": (
+        "g.rst",
+        "Title\n=====\n\nIt isn't.\n\n.. code-block:: bash\n\n   vllm serve m \\\n     --swap-space 4\n\nMore.\n",
+        [{"removed_flag": 1}],
+    ),
+    "a guide with parts of JSX": ("g.mdx", "import X from 'x'\n\n```sh\nvllm serve m --swap-space 4\n```\n", [{"removed_flag": 1}]),
+    "a stray quotation mark at the end": (
+        "s.sh",
+        'vllm serve m --swap-space 4\n\n-q ${Q} --dtype x"\n\necho done\n',
+        [{"removed_flag": 1}],
+    ),
+    "values with a model of several keys": (
+        "values.yaml",
+        "vllm: {image: {repository: vllm/vllm-openai, tag: v0.25.1}, model: {name: m, maxModelLen: 16},"
+        " enableChunkedPrefill: true, swapSpace: 4}\n",
+        [{"removed_flag": 2}],
+    ),
+    "a tag that names no release": (
+        "c.yaml",
+        "kind: Pod\nspec: {containers: [{name: v, image: 'vllm/vllm-openai:gptoss', args: [m], env: [{name:"
+        " VLLM_ATTENTION_BACKEND, value: X}]}, {name: w, image: 'opea/vllm-gaudi:1.2', args: [m], env: [{name:"
+        " VLLM_SKIP_WARMUP, value: 'true'}]}]}\n",
+        [{}, {}],
+    ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
 

@@ -25,7 +25,8 @@ _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
     r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*"
     r"(?:(?:exec|nohup|(?:uv|poetry|pixi) run)[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
-    r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]",
+    r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]"
+    r"|^[ \t]*(?:sudo )?(?:docker|podman) run[ \t](?:[^\n]{0,300}\\\n){0,40}[^\n]{0,300}[/-]vllm\b",
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
@@ -39,6 +40,7 @@ _KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
 _OF_KSERVE = frozenset[str](NOTATIONS["kserve_own"])
 
 
+_SNAKE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NAMES: Mapping[str, Callable[[str], object]] = {
     "image": re.compile(r"(?:\w+_)?image_?(?:uri|url|name)", re.IGNORECASE).fullmatch,
     "args": re.compile(
@@ -77,7 +79,7 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 
 def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
-    parts = [part for document in documents for part in (items(document, "items") or [document])]
+    parts = _joined([part for document in documents for part in (items(document, "items") or [document])])
     reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
     for writing in chain((writing for part in parts for writing in reader.document(part)), _scripts(parts)):
         if writing.name == SCRIPT and is_read:
@@ -87,6 +89,35 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
+
+
+def _joined(parts: Sequence[Any]) -> list[Any]:
+    """Join each InferenceService to the ServingRuntime that it names, and to its Model of LLMKube: one server each."""
+    able = {(part.get("kind"), inner(part, "metadata").get("name")): part for part in parts if isinstance(part, dict)}
+    joined, used = list[Any](), list[Any]()
+    for part in parts:
+        spec = inner(part, "spec") if isinstance(part, dict) and part.get("kind") == "InferenceService" else {}
+        model = inner(spec, "predictor", "model")
+        kinds = ("ServingRuntime", "ClusterServingRuntime")
+        named = [(kind, model.get("runtime")) for kind in kinds if model.get("runtime")]
+        runtime = next((able[key] for key in named if key in able), {})
+        if containers := items(inner(runtime, "spec"), "containers"):
+            first, *others = containers
+            lists = {key: [*_listed(first.get(key)), *_listed(model.get(key))] for key in ("args", "env")}
+            lists |= {key: model[key] for key in ("resources", "image") if key in model}
+            spec = {**runtime["spec"], "containers": [{**first, **lists}, *others]}
+            joined.append({**runtime, "metadata": part["metadata"], "spec": spec})
+            used.append(runtime)
+        elif spec.get("modelRef") and ("Model", spec["modelRef"]) in able:
+            source = inner(able["Model", spec["modelRef"]], "spec").get("source")
+            joined.append({**part, "spec": {**spec, "modelRef": source}})
+        else:
+            joined.append(part)
+    return [part for part in joined if not any(part is runtime for runtime in used)]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
@@ -137,7 +168,9 @@ class _Reader(NamedTuple):
             if form == kind or (form in document and not kind):
                 yield from (writing._replace(place=writing.place or named) for writing in read(document, self.version))
                 return
-        if kind == "InferenceService":
+        if kind == "InferenceService" and "modelRef" in spec:
+            yield from (writing._replace(place=named) for writing in _llmkube(spec, self.version))
+        elif kind == "InferenceService":
             yield from self.inference_service(inner(spec, "predictor"))
         elif kind == "LLMInferenceService":
             yield from self.llm_inference_service(document)
@@ -204,6 +237,8 @@ class _Reader(NamedTuple):
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
         if vllm_image != node.get("image") and not program and not words:
+            named = inner(node, "model")
+            node = {**node, **named, "model": named["name"]} if isinstance(named.get("name"), str) else node
             # the values of a chart whose templates are not known: keys called as flags are flags
             keys = {key: value for key, value in node.items() if isinstance(key, str) and flag(key) in known()}
             if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
@@ -385,6 +420,21 @@ def _vllm_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing
     around = Container("pod", shared_memory=None, gpus=int(gpus) if gpus.isdigit() else None, is_whole=False)
     command = serve([*command_line(arguments, version), *extra], environment, inner(deployed, "image").get("name"))
     yield Writing("a VLLMRuntime", command, around._replace(gpus_by="deploymentConfig", is_pod=True))
+
+
+def _llmkube(spec: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the server of an InferenceService of LLMKube; modelRef is the source of its Model."""
+    if spec.get("runtime") != "vllm":
+        return
+    settings = {_SNAKE.sub("_", key).lower(): value for key, value in inner(spec, "vllmConfig").items()}
+    settings |= {"kv_cache_dtype": settings["kv_cache_custom_dtype"]} if "kv_cache_custom_dtype" in settings else {}
+    gpus = inner(spec, "resources").get("gpu")
+    sizes = {"tensor_parallel_size": gpus} if isinstance(gpus, int) and gpus > 1 else {}
+    flags = {key: value for key, value in settings.items() if flag(key) in known()}
+    words = [*command_line({"model": str(spec["modelRef"]), **sizes, **flags}, version), *split(spec.get("extraArgs"))]
+    around = Container("pod", shared_memory=None, is_pod=True, is_whole=False)
+    _, environment = _variables(spec)
+    yield Writing("an InferenceService of LLMKube", serve(words, environment, spec.get("image")), around)
 
 
 def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
