@@ -411,7 +411,7 @@ def _is_elsewhere(command: Command, name: str) -> bool:
 def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> str:
     """Return the corrected command as it may be shown; "" if nothing changes or the parser of `python` refuses it."""
     words = corrected(command, findings)
-    if words == command.words:
+    if words == command.words or command.branches:  # branches in one command would be another launch
         return ""
     if python:
         with suppress(BadUsage):  # a variable that an earlier line of the text sets

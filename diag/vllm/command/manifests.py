@@ -81,7 +81,8 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
     parts = _joined([part for document in documents for part in (items(document, "items") or [document])])
     reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
-    for writing in chain((writing for part in parts for writing in reader.document(part)), _scripts(parts)):
+    read = (_with_service(writing, part, parts) for part in parts for writing in reader.document(part))
+    for writing in chain(read, _scripts(parts)):
         if writing.name == SCRIPT and is_read:
             return
         is_read = is_read or writing.name != SCRIPT
@@ -89,6 +90,23 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
+
+
+def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
+    """Tell a pod whether it serves others, and whether a LoadBalancer of the same text leads to it."""
+    if not writing.container or not writing.container.is_whole or inner(part).get("kind") != "Deployment":
+        return writing
+    pod = inner(part, "spec", "template")
+    labels = inner(pod, "metadata", "labels").items()
+    services = [inner(other, "spec") for other in parts if inner(other).get("kind") == "Service"]
+    annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
+    is_public = any(
+        one.get("type") == "LoadBalancer" and one.get("selector") and inner(one, "selector").items() <= labels
+        for one in services
+    )
+    is_served = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
+    box = writing.container._replace(is_served=is_served, is_public=is_public and not annotated)
+    return writing._replace(container=box)
 
 
 def _joined(parts: Sequence[Any]) -> list[Any]:

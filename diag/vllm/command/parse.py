@@ -419,9 +419,10 @@ def _parse_shell(
 
 def _function(lines: Sequence[str], line: int) -> str:
     """Return the function of a script in which a line stands, "" for none."""
-    for text in reversed(lines[:line]):
-        if header := _HEADER.match(text):
-            return header[1]
+    for at in range(line - 1, -1, -1):
+        text = lines[at]
+        if (header := _HEADER.match(text)) and ("{" in text or lines[at + 1].lstrip().startswith("{")):
+            return header[1]  # and no call of Python's
         if text.startswith("}"):
             break
     return ""
