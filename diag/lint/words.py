@@ -9,6 +9,8 @@ from diag.vllm.flags.registry import known
 
 _SWITCHES_TOOK_WORDS = "0.8.5"
 """The first release in which no switch takes true or false; before, --enable-chunked-prefill did, and others."""
+_WITHOUT_DEMO = "0.33.0"
+"""The first release whose wheel is known to lack the demonstration server; 0.24.0 has it."""
 _NOT_OFF_BY_DEFAULT = {
     *("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling", "--use-tqdm-on-load"),
     *("--enable-log-deltas", "--enable-flash-late-interaction", "--scheduler-reserve-full-isl"),
@@ -196,3 +198,10 @@ def entry_point_repeated(target: LintTarget) -> Iterator[Match]:
         again = range(command.entry, command.arguments)
         words = " ".join(command.words[at] for at in again)
         yield Match(f"`{words}` after the image, whose entry point starts the server", edits=(Edit(again),))
+
+
+@rule()
+def server_removed(target: LintTarget) -> Iterator[Match]:
+    words = target.command.words[: target.command.arguments]
+    if "vllm.entrypoints.api_server" in words and target.since(_WITHOUT_DEMO):
+        yield Match(f"vllm.entrypoints.api_server is not in vLLM {target.version}")

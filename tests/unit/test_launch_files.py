@@ -602,6 +602,16 @@ TABLE = {
         " VLLM_SKIP_WARMUP, value: 'true'}]}]}\n",
         [{}, {}],
     ),
+    "a Deployment behind a LoadBalancer": (
+        "d.yaml",
+        pod("m", ", ports: [{containerPort: 8000}], env: [{name: VLLM_PORT, value: '8000'}]").replace(
+            "template: {", "template: {metadata: {labels: {a: b}}, "
+        )
+        + "---\nkind: Service\nspec: {type: LoadBalancer, selector: {a: b}}\n---\n"
+        + pod("org/m/tree/main", ", ports: [{containerPort: 8000}], startupProbe: {httpGet: {path: /health, port: 8000},"
+            " failureThreshold: 99}"),
+        [{"no_readiness_probe": 1, "public_without_a_key": 1, "internal_port_as_port": 1}, {"page_as_model": 2}],
+    ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
 

@@ -105,7 +105,9 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
         for one in services
     )
     is_served = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
-    box = writing.container._replace(is_served=is_served, is_public=is_public and not annotated)
+    has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
+    is_public = bool(is_public and not annotated and not has_key)
+    box = writing.container._replace(is_served=is_served, is_public=is_public)
     return writing._replace(container=box)
 
 
