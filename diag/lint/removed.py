@@ -92,7 +92,7 @@ POOLER = ReplacedFlag(
 
 
 def removed_name(mention: Given, version: str) -> str:
-    """Return the removed flag that a word abbreviates, as argparse of an older release accepts it; "" if there is none."""
+    """Return the removed flag that a word abbreviates, as older releases accept it; "" if there is none."""
     begun = mention.spelled.replace("_", "-")
     if mention.option or len(begun) < 6 or begun in known():
         return ""
@@ -138,7 +138,8 @@ def removed_flag(target: LintTarget) -> Iterator[Match]:
             yield Match(
                 f"{mention.spelled} is short for {name}, which was removed: {known()[name].last} is the last release"
                 " with it",
-                REPLACED.get(name, ReplacedFlag("")).why or f"vLLM {target.version} exits with `unrecognized arguments`",
+                REPLACED.get(name, ReplacedFlag("")).why
+                or f"vLLM {target.version} exits with `unrecognized arguments`",
                 "Remove it",
                 (Edit(range(mention.words.start, mention.words.start + 1)),) * (known()[name].takes == "none"),
             )

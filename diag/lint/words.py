@@ -153,7 +153,9 @@ def no_model(target: LintTarget) -> Iterator[Match]:
 @rule()
 def model_named_twice(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
-    if named and not _is_without_model(command) and command.arguments in command.strays and not command.by_module:
+    first = command.words[command.arguments : command.arguments + 1]
+    is_twice = command.arguments in command.strays and not any(map(is_open, first))  # it may hold flags
+    if named and is_twice and not _is_without_model(command) and not command.by_module:
         yield Match(why=f"vLLM {target.version} exits with `unrecognized arguments`", edits=removal(named))
 
 

@@ -532,8 +532,9 @@ TABLE = {
         "apiVersion: ome.io/v1beta1\nkind: ClusterServingRuntime\nspec:\n  engineConfig:\n    runner:\n"
         f"      name: ome\n      {IMAGE}\n      command: [vllm, serve]\n      args: [$(MODEL_PATH), -tp, '2',"
         " --swap-space, '4']\n      volumeMounts: [{name: shm, mountPath: /dev/shm}]\n"
-        "---\nkind: ClusterServingRuntime\nspec: {engineConfig: {runner: {name: ome, image: 'vllm/vllm-openai:v0.9.0.1',"
-        " command: [python3, -m, vllm.entrypoints.openai.api_server], args: [--model, $(MODEL_PATH)]}}}\n",
+        "---\nkind: ClusterServingRuntime\nspec: {engineConfig: {runner: {name: ome,"
+        " image: 'vllm/vllm-openai:v0.9.0.1', command: [python3, -m, vllm.entrypoints.openai.api_server],"
+        " args: [--model, $(MODEL_PATH)]}}}\n",
         [{"removed_flag": 2}, {}],
     ),
     "flags of a plugin": (
@@ -583,7 +584,11 @@ TABLE = {
         "Title\n=====\n\nIt isn't.\n\n.. code-block:: bash\n\n   vllm serve m \\\n     --swap-space 4\n\nMore.\n",
         [{"removed_flag": 1}],
     ),
-    "a guide with parts of JSX": ("g.mdx", "import X from 'x'\n\n```sh\nvllm serve m --swap-space 4\n```\n", [{"removed_flag": 1}]),
+    "a guide with parts of JSX": (
+        "g.mdx",
+        "import X from 'x'\n\n```sh\nvllm serve m --swap-space 4\n```\n",
+        [{"removed_flag": 1}],
+    ),
     "a stray quotation mark at the end": (
         "s.sh",
         'vllm serve m --swap-space 4\n\n-q ${Q} --dtype x"\n\necho done\n',
@@ -608,9 +613,17 @@ TABLE = {
             "template: {", "template: {metadata: {labels: {a: b}}, "
         )
         + "---\nkind: Service\nspec: {type: LoadBalancer, selector: {a: b}}\n---\n"
-        + pod("org/m/tree/main", ", ports: [{containerPort: 8000}], startupProbe: {httpGet: {path: /health, port: 8000},"
-            " failureThreshold: 99}"),
+        + pod(
+            "org/m/tree/main",
+            ", ports: [{containerPort: 8000}], startupProbe: {httpGet: {path: /health, port: 8000},"
+            " failureThreshold: 99}",
+        ),
         [{"no_readiness_probe": 1, "public_without_a_key": 1, "internal_port_as_port": 1}, {"page_as_model": 2}],
+    ),
+    "arguments in a variable are no model": (
+        "s.sh",
+        "docker exec -d x bash -c \\\n  'vllm serve ${SERVE_ARGS_STR} --swap-space 4'\n",
+        [{"removed_flag": 1}],
     ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip

@@ -100,11 +100,9 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     labels = inner(pod, "metadata", "labels").items()
     services = [inner(other, "spec") for other in parts if inner(other).get("kind") == "Service"]
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
-    is_public = any(
-        one.get("type") == "LoadBalancer" and one.get("selector") and inner(one, "selector").items() <= labels
-        for one in services
-    )
-    is_served = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
+    leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
+    is_public = any(one.get("type") == "LoadBalancer" for one in leading)
+    is_served = bool(leading) or any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
     has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
     is_public = bool(is_public and not annotated and not has_key)
     box = writing.container._replace(is_served=is_served, is_public=is_public)

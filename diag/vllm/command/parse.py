@@ -107,6 +107,8 @@ _MOST_WORDS = 2**10
 """Words of an array, since an array may be made of arrays."""
 _MOST_UNKNOWN = 100
 """Most unknown options: the search for similar flags takes some milliseconds for each."""
+_ARGUMENTS = re.compile(r"\$\{?\w*(?:ARGS|OPTS|OPTIONS|FLAGS|args|opts)(?:_STR|_str)?(?:\[[@*]\])?\}?")
+"""A variable that holds arguments, and not the model, by its name."""
 _MOST_SERVERS = 100
 """Servers of one text that are counted."""
 _MOST_DOCUMENTS = 20
@@ -576,6 +578,7 @@ def _command(
         dropped=tuple(key for key, value in content.items() if is_dropped(key, value, version)),
     )
     takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
+    takes_one = takes_one and not _ARGUMENTS.fullmatch(filled[loose[0]])
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
     return command._replace(model=named, strays=tuple(loose[takes_one:]))
 
