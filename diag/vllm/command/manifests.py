@@ -221,7 +221,8 @@ class _Reader(NamedTuple):
             if is_sidecar or under not in ("initContainers", "exec"):
                 is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
                 is_listed = under in ("containers", "mainContainer", "initContainers")
-                is_pod = is_listed or (name != _SERVICE and "entrypoint" not in node)  # or a custom resource's
+                is_named = isinstance(node.get("image"), str) and "entrypoint" not in node
+                is_pod = is_listed or (name != _SERVICE and is_named)  # or a custom resource's
                 is_whole = is_listed and not is_dynamo
                 yield from self.container(node, name, spec, is_pod=is_pod, is_whole=is_whole)
             name += ", multi-node" * ("Dynamo" in name and "multinode" in node)
