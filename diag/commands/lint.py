@@ -70,6 +70,8 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
             )
         except BadUsage as error:
             if not several:
+                if is_file and not str(error).startswith("--"):  # the file is wrong, not the usage
+                    raise NoLaunch(str(error)) from error
                 raise
             if not isinstance(error, NoLaunch):
                 name = redaction.name(text) or "a file whose name is not shown"
@@ -111,7 +113,7 @@ def launch_files(targets: str | Sequence[str]) -> list[str]:
         elif "*" in text or "?" in text:
             able = sorted(Path(Path(text).anchor).glob(str(Path(text).relative_to(Path(text).anchor))))
             texts += map(str, _mentioning(file for file in able[:_MOST_FILES] if file.is_file()))
-        elif Path(text).suffix in (*_SUFFIXES, ".md") or "/" in text:
+        elif Path(text).suffix in _SUFFIXES or "/" in text:
             raise NoFile(f"{redaction.name(text) or 'the file'}: no such file or folder")
         else:
             texts.append(text)

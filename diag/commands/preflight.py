@@ -22,7 +22,7 @@ from diag.core.formatting import plural
 from diag.core.metric_families import families
 from diag.http.address import from_environment, is_here, parse
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
-from diag.lint.judge import ASSUMED
+from diag.lint.judge import ASSUMED, UNSTATED
 from diag.lint.rule import LintReport, is_open
 from diag.lint.rules import RULES
 from diag.preflight import machine
@@ -129,7 +129,7 @@ def _together(reports: Sequence[LintReport]) -> LintReport:
 def _with_ledger(facts: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:
     try:
         gpu = options.gpu or ("cpu" if facts.on_cpu else "")
-        is_assumed = facts.lint is not None and facts.lint.version_source == ASSUMED
+        is_assumed = facts.lint is not None and facts.lint.version_source in (ASSUMED, UNSTATED)
         estimate = budget.estimate(BudgetOptions(launch, gpu=gpu, version="" if is_assumed else facts.version))
     except (BadUsage, OSError) as error:
         return replace(facts, no_ledger=hidden(str(error)))

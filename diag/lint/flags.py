@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import lru_cache
 
-from diag.lint.removed import INEFFECTIVE, REPLACED_VARIABLES, V1, V1_ONLY, ReplacedVariable
+from diag.lint.removed import INEFFECTIVE, REPLACED_VARIABLES, V1, V1_ONLY, ReplacedVariable, removed_name
 from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, removal, rule, shown
 from diag.vllm.command.command import Command, Given
 from diag.vllm.flags.registry import Flag, known, parsers
 from diag.vllm.metric_names import newest, reads, variables
 
+_PLUGINS = ("ARCTIC_INFERENCE_ENABLED", "VLLM_PLUGINS")
+"""Variables that enable plugins, which may add flags."""
 _CLOSE = 0.8
 _VERY_CLOSE = 0.93
 _NO_DOTTED_KEYS = "0.8.5"
@@ -21,22 +23,30 @@ _NO_DOTTED_KEYS = "0.8.5"
 def unknown_flag(target: LintTarget) -> Iterator[Match]:
     if other_program(target.command):
         return
+    # a plugin or a fork has flags of its own: a name like one of vLLM's may be one of them
+    plugin = next((name for name in _PLUGINS if target.command.environment.get(name, "0") not in ("", "0")), "")
     for mention in _unrecognized(target):
-        if len(_longer_flags(mention, target)) > 1:
+        if len(_longer_flags(mention, target)) > 1 or removed_name(mention, target.version):
             continue
         near = get_close_matches(
             mention.spelled.replace("_", "-").lower(), _flags_in_release(target.version), 1, _CLOSE
         )
         edits: tuple[Edit, ...] = ()
-        if near and mention.words:
+        if near and mention.words and not plugin and not target.build:
             has_value = len(mention.words) == 1 and mention.values  # --name=value
             renamed = f"{near[0]}={mention.values[0]}" if has_value else near[0]
             edits = (Edit(range(mention.words.start, mention.words.start + 1), (renamed,)),)
         yield Match(
             f"{shown(mention)}: no vLLM release has this flag",
-            f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag",
-            f"Use {near[0]}, if you intended that flag" if near else "Remove it",
+            f"vLLM {target.version} exits with `unrecognized arguments`, unless a plugin adds the flag"
+            + (f", and {plugin} enables one" if plugin else ""),
+            "Correct the spelling, unless the plugin adds the flag"
+            if plugin
+            else f"Use {near[0]}, if you intended that flag"
+            if near
+            else "Remove it",
             edits,
+            "warning" if plugin else None,
         )
 
 
@@ -157,6 +167,7 @@ def no_such_negation(target: LintTarget) -> Iterator[Match]:
 # -- environment variables
 
 
+_OF_GAUDI = re.compile(r"(?i)gaudi|habana|\bPT_HPU_|[:_/-]hpu\b")
 ATTENTION_BACKENDS = {
     *("CPU_ATTN", "CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHMLA", "FLASH_ATTN", "FLASH_ATTN_MLA"),
     *("FLEX_ATTENTION", "ROCM_AITER_FA", "ROCM_AITER_MLA", "ROCM_ATTN", "TRITON_ATTN", "TRITON_MLA"),
@@ -166,7 +177,10 @@ ATTENTION_BACKENDS = {
 
 @rule()
 def variable_not_read(target: LintTarget) -> Iterator[Match]:
-    for name in target.command.environment:
+    command = target.command
+    if _OF_GAUDI.search(" ".join((command.image, *command.environment, *command.words))):
+        return  # vllm-gaudi and Habana's fork read variables of their own
+    for name in command.environment:
         is_own = name.startswith("VLLM_") and not reads(target.version, name)
         if is_own and (name in variables() or name in REPLACED_VARIABLES):
             yield _ineffective_variable(name, REPLACED_VARIABLES.get(name, ReplacedVariable()), target)
@@ -210,6 +224,13 @@ def _ineffective_variable(name: str, variable: ReplacedVariable, target: LintTar
             edits.append(Edit(range(len(command.words), len(command.words)), new))
     by_flag = f"Use {flag} with a value that {target.version} has, or remove it" if flag else "Remove it"
     by_other = f"Use {variable.variable}" if variable.variable else by_flag
+    if first and target.is_unstated:
+        return Match(
+            f"{name} may have no effect: vLLM reads it {span}, and the image does not say its release",
+            variable.instead,
+            "Name the release with --vllm-version",
+            severity="info",
+        )
     return Match(
         f"{name} has no effect: " + (f"vLLM {target.version} does not read it" if first else "no release reads it"),
         "; ".join(filter(None, (f"vLLM reads it {span}" if first else "", variable.instead))),

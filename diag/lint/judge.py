@@ -60,7 +60,10 @@ _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
 """vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
 _HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
+_ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|stable)(?:[-_][\w.-]*)?)?|.*\$.*")
+"""Images whose tag stands for a release as new as can be, or whose tag the text does not show."""
 TAG, BESIDE, ASSUMED = "the image's tag", "named by the same text", "the newest known"
+UNSTATED = "assumed: the image does not say its release"
 _BY_OTHERS = ". It is an error if RunPod's worker reads these variables: the text does not name the program"
 OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
@@ -125,7 +128,8 @@ class Judge:
                 target,
                 beside=tuple(other for other in targets if _run_together(other.command, command)),
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
-                is_assumed=source in (BESIDE, ASSUMED),
+                is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
+                is_unstated=source == UNSTATED,
             )
             targets.append(target)
             findings = _of_branches(target)
@@ -185,7 +189,9 @@ class Judge:
         for distribution in DISTRIBUTIONS:
             with suppress(PackageNotFoundError):
                 installed = installed or (version_of(distribution).partition("+")[0] if self.here else "")
-        return (installed, "installed") if is_known(installed) else (versions()[-1], ASSUMED)
+        if is_known(installed):
+            return installed, "installed"
+        return versions()[-1], ASSUMED if _is_vllms(command) and _ROLLING.fullmatch(command.image) else UNSTATED
 
     def _gather(self, command: Command, chosen: str, parser: _ParserAnswer) -> tuple[LintTarget, list[str]]:
         """Read the model and the host of a launch; return what is not checked, too."""
@@ -200,7 +206,6 @@ class Judge:
             gpus = HostGpus(tuple(HostGpu(str(at), kind.name, kind.memory, kind.memory) for at in range(needed)), {})
         elif self.here:
             gpus, no_gpus = self.local_gpus(command)
-        is_own = _OWN.fullmatch(default(command.image)) or not command.image
         draft, draft_name = None, draft_model(LintTarget(command, version))
         adapters = {}
         with suppress(BadUsage, OSError, ValueError):
@@ -220,7 +225,7 @@ class Judge:
             host_memory=0 if command.elsewhere else self.host_memory(),
             adapter_ranks=adapters,
             tenant_share=self.tenant_share,
-            build="" if is_own else redaction.image(command.image) or "the image",
+            build="" if _is_vllms(command) else redaction.image(command.image) or "the image",
         )
         return target, [*no_shape, *no_gpus]
 
@@ -337,6 +342,11 @@ def _ask_parser(python: str, command: Command) -> _ParserAnswer:
     return _ParserAnswer(version, error, (), python)
 
 
+def _is_vllms(command: Command) -> bool:
+    """Return True for an image of vLLM's own, or one that the text does not name."""
+    return not command.image or bool(_OWN.fullmatch(default(command.image)))
+
+
 def _image_release(image: str) -> str:
     """Return vLLM's release in an image's tag; "" if the tag has none that exists or may exist soon."""
     tag = _TAG.search(default(image))
@@ -401,7 +411,7 @@ def _is_elsewhere(command: Command, name: str) -> bool:
 def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> str:
     """Return the corrected command as it may be shown; "" if nothing changes or the parser of `python` refuses it."""
     words = corrected(command, findings)
-    if words == command.words:
+    if words == command.words or command.branches:  # branches in one command would be another launch
         return ""
     if python:
         with suppress(BadUsage):  # a variable that an earlier line of the text sets

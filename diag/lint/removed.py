@@ -91,6 +91,16 @@ POOLER = ReplacedFlag(
 """Replaces --override-pooler-config with a key that was removed."""
 
 
+def removed_name(mention: Given, version: str) -> str:
+    """Return the removed flag that a word abbreviates, as older releases accept it; "" if there is none."""
+    begun = mention.spelled.replace("_", "-")
+    if mention.option or len(begun) < 6 or begun in known():
+        return ""
+    longer = [flag for name, flag in known().items() if name.startswith(begun)]
+    is_gone = len(longer) == 1 and not longer[0].in_release(version) and at_least(version, longer[0].first)
+    return longer[0].name if is_gone else ""
+
+
 @rule()
 def removed_flag(target: LintTarget) -> Iterator[Match]:
     gone = [
@@ -123,6 +133,16 @@ def removed_flag(target: LintTarget) -> Iterator[Match]:
             replacement.advice or (f"Use {spelled}" if words and able else "Remove it"),
             (Edit(mention.words, words if able else ()),) if edited else (),
         )
+    for mention in target.command.given:
+        if name := removed_name(mention, target.version):
+            yield Match(
+                f"{mention.spelled} is short for {name}, which was removed: {known()[name].last} is the last release"
+                " with it",
+                REPLACED.get(name, ReplacedFlag("")).why
+                or f"vLLM {target.version} exits with `unrecognized arguments`",
+                "Remove it",
+                (Edit(range(mention.words.start, mention.words.start + 1)),) * (known()[name].takes == "none"),
+            )
     merged = [mention for mention, _ in gone if mention.name in INTO]
     for name in dict.fromkeys(INTO[mention.name][0] for mention in merged):
         yield _report_merged(target, [mention for mention in merged if INTO[mention.name][0] == name], name)

@@ -69,7 +69,8 @@ class LintTarget:
     own parser.
     `build` names an image that is not vLLM's own. `beside` are the
     earlier servers of the same text that run at the same time, `shares_container` is True if one of the text's other
-    servers starts in the same container. `is_assumed` is True if nothing names the release.
+    servers starts in the same container. `is_assumed` is True if nothing names the release, `is_unstated` if the image
+    is another than the newest known release.
     """
 
     command: Command
@@ -86,6 +87,7 @@ class LintTarget:
     beside: "tuple[LintTarget, ...]" = ()
     shares_container: bool = False
     is_assumed: bool = False
+    is_unstated: bool = False
 
     def since(self, version: str) -> bool:
         return at_least(self.version, version)

@@ -44,6 +44,8 @@ def checkpoint(target: LintTarget) -> str | None:
     """Return the method in the checkpoint's quantization_config, "" without one; None if that is unknown."""
     if target.shape is None or target.command.get("--hf-overrides") is not None:
         return None
+    if "the shape is that of" in target.shape.facts:  # another checkpoint of the same model
+        return None
     settings = target.shape.quantization
     method = str(settings.get("quant_method", "")).lower() if settings else ""
     return None if settings and not method else method  # modelopt names an algorithm in its place

@@ -9,6 +9,8 @@ from diag.vllm.flags.registry import known
 
 _SWITCHES_TOOK_WORDS = "0.8.5"
 """The first release in which no switch takes true or false; before, --enable-chunked-prefill did, and others."""
+_WITHOUT_DEMO = "0.33.0"
+"""The first release whose wheel is known to lack the demonstration server; 0.24.0 has it."""
 _NOT_OFF_BY_DEFAULT = {
     *("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling", "--use-tqdm-on-load"),
     *("--enable-log-deltas", "--enable-flash-late-interaction", "--scheduler-reserve-full-isl"),
@@ -151,7 +153,9 @@ def no_model(target: LintTarget) -> Iterator[Match]:
 @rule()
 def model_named_twice(target: LintTarget) -> Iterator[Match]:
     command, named = target.command, _model_flags(target.command)
-    if named and not _is_without_model(command) and command.arguments in command.strays and not command.by_module:
+    first = command.words[command.arguments : command.arguments + 1]
+    is_twice = command.arguments in command.strays and not any(map(is_open, first))  # it may hold flags
+    if named and is_twice and not _is_without_model(command) and not command.by_module:
         yield Match(why=f"vLLM {target.version} exits with `unrecognized arguments`", edits=removal(named))
 
 
@@ -196,3 +200,10 @@ def entry_point_repeated(target: LintTarget) -> Iterator[Match]:
         again = range(command.entry, command.arguments)
         words = " ".join(command.words[at] for at in again)
         yield Match(f"`{words}` after the image, whose entry point starts the server", edits=(Edit(again),))
+
+
+@rule()
+def server_removed(target: LintTarget) -> Iterator[Match]:
+    words = target.command.words[: target.command.arguments]
+    if "vllm.entrypoints.api_server" in words and target.since(_WITHOUT_DEMO):
+        yield Match(f"vllm.entrypoints.api_server is not in vLLM {target.version}")

@@ -527,6 +527,104 @@ TABLE = {
         [{"removed_flag": 2}],
     ),
     "what a guide leaves out": ("g.md", "```bash\nvllm serve m ...\n```\n", [{}]),
+    "the container of a custom resource": (
+        "r.yaml",
+        "apiVersion: ome.io/v1beta1\nkind: ClusterServingRuntime\nspec:\n  engineConfig:\n    runner:\n"
+        f"      name: ome\n      {IMAGE}\n      command: [vllm, serve]\n      args: [$(MODEL_PATH), -tp, '2',"
+        " --swap-space, '4']\n      volumeMounts: [{name: shm, mountPath: /dev/shm}]\n"
+        "---\nkind: ClusterServingRuntime\nspec: {engineConfig: {runner: {name: ome,"
+        " image: 'vllm/vllm-openai:v0.9.0.1', command: [python3, -m, vllm.entrypoints.openai.api_server],"
+        " args: [--model, $(MODEL_PATH)]}}}\n",
+        [{"removed_flag": 2}, {}],
+    ),
+    "flags of a plugin": (
+        "s.sh",
+        "ARCTIC_INFERENCE_ENABLED=1 vllm serve m --enable-shift-parallel --ulysses_sequence_parallel_size 8\n",
+        [{"unknown_flag": 1}],
+    ),
+    "a model that KubeAI's own comes before": (
+        "m.yaml",
+        "kind: Model\nspec: {url: hf://org/m, engine: VLLM, args: ['--model=/m/x', --task=embed, --swap-space=4]}",
+        [{"removed_flag": 1}],
+    ),
+    "a removed flag in short": (
+        "s.sh",
+        f"{RUN} all {IMAGE[7:]} --model m --disable-log-request\n"
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.9.0 --model m --disable-log-request\n",
+        [{"removed_flag": 2}, {}],
+    ),
+    "an InferenceService and its ServingRuntime are one server": (
+        "k.yaml",
+        "kind: ServingRuntime\nmetadata: {name: r}\nspec: {containers: [{name: c, image: 'vllm/vllm-openai:v0.25.1',"
+        " args: ['--model=/mnt/models', -tp, '4'], resources: {limits: {nvidia.com/gpu: 1}}}]}\n---\n"
+        "kind: InferenceService\nmetadata: {name: s}\nspec: {predictor: {model: {modelFormat: {name: vLLM}, runtime: r,"
+        " args: [--swap-space=4], resources: {limits: {nvidia.com/gpu: 4}}, storageUri: 's3://b'}}}\n",
+        [{"removed_flag": 2, "no_shared_memory": 1}],
+    ),
+    "LLMKube": (
+        "k.yaml",
+        "kind: Model\nmetadata: {name: q}\nspec: {source: org/m}\n---\nkind: InferenceService\nspec: {modelRef: q,"
+        " runtime: vllm, image: 'vllm/vllm-openai:v0.25.1', vllmConfig: {swapSpace: 4, maxModelLen: 1024}}\n",
+        [{"removed_flag": 2}],
+    ),
+    "HyperPod": (
+        "h.yaml",
+        "kind: InferenceEndpointConfig\nspec: {worker: {image: 'vllm/vllm-openai:v0.25.1', args: [--model, m,"
+        " --swap-space, '4']}}\n",
+        [{"removed_flag": 2}],
+    ),
+    "a composite action": (
+        "action.yml",
+        "runs:\n  using: composite\n  steps:\n  - shell: bash\n    run: |\n      docker run --gpus all --ipc=host \\\n"
+        "        vllm/vllm-openai:v0.25.1 \\\n        --model m --swap-space 4\n",
+        [{"removed_flag": 2}],
+    ),
+    "a guide in reStructuredText": (
+        "g.rst",
+        "Title\n=====\n\nIt isn't.\n\n.. code-block:: bash\n\n   vllm serve m \\\n     --swap-space 4\n\nMore.\n",
+        [{"removed_flag": 1}],
+    ),
+    "a guide with parts of JSX": (
+        "g.mdx",
+        "import X from 'x'\n\n```sh\nvllm serve m --swap-space 4\n```\n",
+        [{"removed_flag": 1}],
+    ),
+    "a stray quotation mark at the end": (
+        "s.sh",
+        'vllm serve m --swap-space 4\n\n-q ${Q} --dtype x"\n\necho done\n',
+        [{"removed_flag": 1}],
+    ),
+    "values with a model of several keys": (
+        "values.yaml",
+        "vllm: {image: {repository: vllm/vllm-openai, tag: v0.25.1}, model: {name: m, maxModelLen: 16},"
+        " enableChunkedPrefill: true, swapSpace: 4}\n",
+        [{"removed_flag": 2}],
+    ),
+    "a tag that names no release": (
+        "c.yaml",
+        "kind: Pod\nspec: {containers: [{name: v, image: 'vllm/vllm-openai:gptoss', args: [m], env: [{name:"
+        " VLLM_ATTENTION_BACKEND, value: X}]}, {name: w, image: 'opea/vllm-gaudi:1.2', args: [m], env: [{name:"
+        " VLLM_SKIP_WARMUP, value: 'true'}]}]}\n",
+        [{}, {}],
+    ),
+    "a Deployment behind a LoadBalancer": (
+        "d.yaml",
+        pod("m", ", ports: [{containerPort: 8000}], env: [{name: VLLM_PORT, value: '8000'}]").replace(
+            "template: {", "template: {metadata: {labels: {a: b}}, "
+        )
+        + "---\nkind: Service\nspec: {type: LoadBalancer, selector: {a: b}}\n---\n"
+        + pod(
+            "org/m/tree/main",
+            ", ports: [{containerPort: 8000}], startupProbe: {httpGet: {path: /health, port: 8000},"
+            " failureThreshold: 99}",
+        ),
+        [{"no_readiness_probe": 1, "public_without_a_key": 1, "internal_port_as_port": 1}, {"page_as_model": 2}],
+    ),
+    "arguments in a variable are no model": (
+        "s.sh",
+        "docker exec -d x bash -c \\\n  'vllm serve ${SERVE_ARGS_STR} --swap-space 4'\n",
+        [{"removed_flag": 1}],
+    ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
 

@@ -48,6 +48,8 @@ class Container(NamedTuple):
     not answer, by its name. `grace` is terminationGracePeriodSeconds, `pre_stop` the sleep of the preStop hook.
     `is_pod` is True in Kubernetes; `is_whole` is False if a chart or an operator adds to what the text shows,
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
+    `is_served` is True for a pod of a Deployment with ports, `is_public` if a LoadBalancer leads to it
+    and the text shows no key.
     `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
@@ -66,6 +68,8 @@ class Container(NamedTuple):
     is_whole: bool = True
     is_alone: bool = True
     nodes: int = 1
+    is_served: bool = False
+    is_public: bool = False
     metrics: tuple[str, ...] = ()
     product: str = ""
 

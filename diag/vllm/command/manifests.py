@@ -25,7 +25,8 @@ _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
     r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*"
     r"(?:(?:exec|nohup|(?:uv|poetry|pixi) run)[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
-    r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]",
+    r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]"
+    r"|^[ \t]*(?:sudo )?(?:docker|podman) run[ \t](?:[^\n]{0,300}\\\n){0,40}[^\n]{0,300}[/-]vllm\b",
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
@@ -39,6 +40,7 @@ _KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
 _OF_KSERVE = frozenset[str](NOTATIONS["kserve_own"])
 
 
+_SNAKE = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NAMES: Mapping[str, Callable[[str], object]] = {
     "image": re.compile(r"(?:\w+_)?image_?(?:uri|url|name)", re.IGNORECASE).fullmatch,
     "args": re.compile(
@@ -77,9 +79,10 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 
 def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
-    parts = [part for document in documents for part in (items(document, "items") or [document])]
+    parts = _joined([part for document in documents for part in (items(document, "items") or [document])])
     reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
-    for writing in chain((writing for part in parts for writing in reader.document(part)), _scripts(parts)):
+    read = (_with_service(writing, part, parts) for part in parts for writing in reader.document(part))
+    for writing in chain(read, _scripts(parts)):
         if writing.name == SCRIPT and is_read:
             return
         is_read = is_read or writing.name != SCRIPT
@@ -87,6 +90,52 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
+
+
+def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
+    """Tell a pod whether it serves others, and whether a LoadBalancer of the same text leads to it."""
+    if not writing.container or not writing.container.is_whole or inner(part).get("kind") != "Deployment":
+        return writing
+    pod = inner(part, "spec", "template")
+    labels = inner(pod, "metadata", "labels").items()
+    services = [inner(other, "spec") for other in parts if inner(other).get("kind") == "Service"]
+    annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
+    leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
+    is_public = any(one.get("type") == "LoadBalancer" for one in leading)
+    is_served = bool(leading) or any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
+    has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
+    is_public = bool(is_public and not annotated and not has_key)
+    box = writing.container._replace(is_served=is_served, is_public=is_public)
+    return writing._replace(container=box)
+
+
+def _joined(parts: Sequence[Any]) -> list[Any]:
+    """Join each InferenceService to the ServingRuntime that it names, and to its Model of LLMKube: one server each."""
+    able = {(part.get("kind"), inner(part, "metadata").get("name")): part for part in parts if isinstance(part, dict)}
+    joined, used = list[Any](), list[Any]()
+    for part in parts:
+        spec = inner(part, "spec") if isinstance(part, dict) and part.get("kind") == "InferenceService" else {}
+        model = inner(spec, "predictor", "model")
+        kinds = ("ServingRuntime", "ClusterServingRuntime")
+        named = [(kind, model.get("runtime")) for kind in kinds if model.get("runtime")]
+        runtime = next((able[key] for key in named if key in able), {})
+        if containers := items(inner(runtime, "spec"), "containers"):
+            first, *others = containers
+            lists = {key: [*_listed(first.get(key)), *_listed(model.get(key))] for key in ("args", "env")}
+            lists |= {key: model[key] for key in ("resources", "image") if key in model}
+            spec = {**runtime["spec"], "containers": [{**first, **lists}, *others]}
+            joined.append({**runtime, "metadata": part["metadata"], "spec": spec})
+            used.append(runtime)
+        elif spec.get("modelRef") and ("Model", spec["modelRef"]) in able:
+            source = inner(able["Model", spec["modelRef"]], "spec").get("source")
+            joined.append({**part, "spec": {**spec, "modelRef": source}})
+        else:
+            joined.append(part)
+    return [part for part in joined if not any(part is runtime for runtime in used)]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
@@ -137,7 +186,9 @@ class _Reader(NamedTuple):
             if form == kind or (form in document and not kind):
                 yield from (writing._replace(place=writing.place or named) for writing in read(document, self.version))
                 return
-        if kind == "InferenceService":
+        if kind == "InferenceService" and "modelRef" in spec:
+            yield from (writing._replace(place=named) for writing in _llmkube(spec, self.version))
+        elif kind == "InferenceService":
             yield from self.inference_service(inner(spec, "predictor"))
         elif kind == "LLMInferenceService":
             yield from self.llm_inference_service(document)
@@ -169,8 +220,11 @@ class _Reader(NamedTuple):
             is_sidecar = under == "initContainers" and node.get("restartPolicy") == "Always"
             if is_sidecar or under not in ("initContainers", "exec"):
                 is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
-                is_pod = under in ("containers", "mainContainer", "initContainers")
-                yield from self.container(node, name, spec, is_pod=is_pod, is_whole=not is_dynamo)
+                is_listed = under in ("containers", "mainContainer", "initContainers")
+                is_named = isinstance(node.get("image"), str) and "entrypoint" not in node
+                is_pod = is_listed or (name != _SERVICE and is_named)  # or a custom resource's
+                is_whole = is_listed and not is_dynamo
+                yield from self.container(node, name, spec, is_pod=is_pod, is_whole=is_whole)
             name += ", multi-node" * ("Dynamo" in name and "multinode" in node)
             for key, child in node.items():
                 if str(key).lower().replace("_", "") == "vllmargs" and _NAMES_MODEL.search(" ".join(split(child))):
@@ -202,6 +256,8 @@ class _Reader(NamedTuple):
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
         if vllm_image != node.get("image") and not program and not words:
+            named = inner(node, "model")
+            node = {**node, **named, "model": named["name"]} if isinstance(named.get("name"), str) else node
             # the values of a chart whose templates are not known: keys called as flags are flags
             keys = {key: value for key, value in node.items() if isinstance(key, str) and flag(key) in known()}
             if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
@@ -358,7 +414,8 @@ def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
         return
     _, environment = _variables(spec)
     model = re.sub(r"[?#].*", "", _fetched(spec.get("url"), "/model"))
-    command = serve([model, *split(spec.get("args"))], environment, spec.get("image"))
+    named, words = _from_kserve(split(spec.get("args")), {}, frozenset())
+    command = serve([named or model, *words], environment, spec.get("image"))  # its own --model= comes first
     count = str(spec.get("resourceProfile") or "").rpartition(":")[2]
     profile = "gpu" in str(spec.get("resourceProfile")) and count.isdigit()
     around = Container("pod", shared_memory=None, gpus=int(count[:4]) if profile else None, is_whole=False)
@@ -382,6 +439,21 @@ def _vllm_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing
     around = Container("pod", shared_memory=None, gpus=int(gpus) if gpus.isdigit() else None, is_whole=False)
     command = serve([*command_line(arguments, version), *extra], environment, inner(deployed, "image").get("name"))
     yield Writing("a VLLMRuntime", command, around._replace(gpus_by="deploymentConfig", is_pod=True))
+
+
+def _llmkube(spec: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the server of an InferenceService of LLMKube; modelRef is the source of its Model."""
+    if spec.get("runtime") != "vllm":
+        return
+    settings = {_SNAKE.sub("_", key).lower(): value for key, value in inner(spec, "vllmConfig").items()}
+    settings |= {"kv_cache_dtype": settings["kv_cache_custom_dtype"]} if "kv_cache_custom_dtype" in settings else {}
+    gpus = inner(spec, "resources").get("gpu")
+    sizes = {"tensor_parallel_size": gpus} if isinstance(gpus, int) and gpus > 1 else {}
+    flags = {key: value for key, value in settings.items() if flag(key) in known()}
+    words = [*command_line({"model": str(spec["modelRef"]), **sizes, **flags}, version), *split(spec.get("extraArgs"))]
+    around = Container("pod", shared_memory=None, is_pod=True, is_whole=False)
+    _, environment = _variables(spec)
+    yield Writing("an InferenceService of LLMKube", serve(words, environment, spec.get("image")), around)
 
 
 def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
@@ -514,20 +586,25 @@ def _referenced(words: Sequence[str], environment: Mapping[str, str]) -> list[st
     ]
 
 
-def _from_kserve(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the model that arguments of KServe's server name, and the arguments that vLLM gets."""
+def _from_kserve(
+    words: Sequence[str], renamed: Mapping[str, str] = _KSERVE, own: frozenset[str] = _OF_KSERVE
+) -> tuple[str, list[str]]:
+    """Return the model that arguments of KServe's server name, and the arguments that vLLM gets.
+
+    `renamed` are the flags that the server calls otherwise, `own` those that vLLM does not get.
+    """
     model, kept, at = "", list[str](), 0
     while at < len(words):
         name, joined, value = words[at].partition("=")
         dashed = name.replace("_", "-")
         has_word = not joined and at + 1 < len(words) and not words[at + 1].startswith("-")
-        named = _KSERVE.get(dashed, dashed)
+        named = renamed.get(dashed, dashed)
         if named == "--model" and (joined or has_word):
             model, at = (value, at + 1) if joined else (words[at + 1], at + 2)
-        elif dashed in _OF_KSERVE:
+        elif dashed in own:
             at += 1 + has_word
         else:
-            kept.append(f"{named}{joined}{value}" if dashed in _KSERVE else words[at])
+            kept.append(f"{named}{joined}{value}" if dashed in renamed else words[at])
             at += 1
     return model, kept
 

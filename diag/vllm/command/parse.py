@@ -107,6 +107,8 @@ _MOST_WORDS = 2**10
 """Words of an array, since an array may be made of arrays."""
 _MOST_UNKNOWN = 100
 """Most unknown options: the search for similar flags takes some milliseconds for each."""
+_ARGUMENTS = re.compile(r"\$\{?\w*(?:ARGS|OPTS|OPTIONS|FLAGS|args|opts)(?:_STR|_str)?(?:\[[@*]\])?\}?")
+"""A variable that holds arguments, and not the model, by its name."""
 _MOST_SERVERS = 100
 """Servers of one text that are counted."""
 _MOST_DOCUMENTS = 20
@@ -127,6 +129,12 @@ _TAGGED = re.compile(
 )
 """vLLM's version in the name of an image anywhere in a text."""
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+_DIRECTIVE = re.compile(
+    r"^([ \t]*)\.\.[ \t]+(?:code|code-block|sourcecode)::[ \t]*([\w-]*)[ \t]*\n((?:(?:\1[ \t]+\S.*|[ \t]*)(?:\n|\Z))+)",
+    re.MULTILINE,
+)
+GUIDES = (".md", ".mdx", ".markdown", ".rst")
+"""Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(
@@ -246,8 +254,8 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
 
     Without a folder no file is opened: a command from another host names files of that host.
     """
-    if suffix == ".md":
-        return _from_guide(text, version)
+    if suffix in GUIDES:
+        return _from_guide(_fenced(text) if suffix == ".rst" else text, version)
     if suffix in _WINDOWS.values():
         text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", text)
     refused: BadUsage | None = None
@@ -270,6 +278,17 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     if not commands:
         raise refused
     return tuple(commands)
+
+
+def _fenced(text: str) -> str:
+    """Write the code blocks of reStructuredText as those of Markdown, on the same lines."""
+
+    def fence(block: re.Match[str]) -> str:
+        body = re.sub(r"^[ \t]+:[\w-]+:.*$", "", block[3], flags=re.MULTILINE).rstrip()
+        lost = block[3].count("\n") - body.count("\n") - 1
+        return f"```{block[2]}\n{body}\n```" + "\n" * max(1, lost)
+
+    return _DIRECTIVE.sub(fence, text)
 
 
 def _from_guide(text: str, version: str) -> tuple[Command, ...]:
@@ -350,7 +369,13 @@ def _parse_shell(
     text: str, version: str, folder: Path | None, variables: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[Command, ...]:
     """Parse the servers that a script starts with these variables; BadUsage if it starts none."""
-    steps = list(statements(text))
+    steps = list[Statement]()
+    try:
+        for step in statements(text):
+            steps.append(step)
+    except BadUsage:  # a stray quotation mark behind the servers
+        if not any("vllm" in word for step in steps for word in step.words):
+            raise
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -396,9 +421,10 @@ def _parse_shell(
 
 def _function(lines: Sequence[str], line: int) -> str:
     """Return the function of a script in which a line stands, "" for none."""
-    for text in reversed(lines[:line]):
-        if header := _HEADER.match(text):
-            return header[1]
+    for at in range(line - 1, -1, -1):
+        text = lines[at]
+        if (header := _HEADER.match(text)) and ("{" in text or lines[at + 1].lstrip().startswith("{")):
+            return header[1]  # and no call of Python's
         if text.startswith("}"):
             break
     return ""
@@ -552,6 +578,7 @@ def _command(
         dropped=tuple(key for key, value in content.items() if is_dropped(key, value, version)),
     )
     takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
+    takes_one = takes_one and not _ARGUMENTS.fullmatch(filled[loose[0]])
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
     return command._replace(model=named, strays=tuple(loose[takes_one:]))
 

@@ -53,7 +53,7 @@ _TOKEN = re.compile(
 """Tokens by their beginning, and long words of letters and digits, which no person writes."""
 _COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
-_WORDS = re.compile(r"--[a-z]{2,12}(?:-[a-z]{1,12})*")
+_WORDS = re.compile(r"--[a-z]{2,12}(?:[-_][a-z]{1,12})*")
 _READ = {"--api-key": "vllm_api_key"}
 """Flags that have a variable of vLLM's own under another name."""
 _LIKE = 0.8
@@ -134,7 +134,7 @@ def is_like_a_flag(spelled: str) -> bool:
 
 def is_plain_name(spelled: str) -> bool:
     """Return True if a word is the name of an option of any program: words of lower-case letters, no key behind it."""
-    is_glued = any(spelled.startswith(name) and is_secret(name) for name in known())
+    is_glued = any(spelled.replace("_", "-").startswith(name) and is_secret(name) for name in known())
     return bool(_WORDS.fullmatch(spelled)) and not is_glued
 
 
