@@ -9,9 +9,11 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, parse_size
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
+from diag.vllm.devices import lacking
 from diag.vllm.flags.registry import default, release, since, versions
 from diag.vllm.gpus import capability
 from diag.vllm.memory.additions import Adapters, Draft, adapters, draft
+from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.quantization import block_size, group_size
 from diag.vllm.memory.weights import feed_forward_width
@@ -62,7 +64,7 @@ class Setup:
     no --max-num-seqs. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
     `full_graphs` is True if steps that only decode are captured whole; `skips_encoder` is True if the profiling run
     leaves the encoders out; `flashinfer` is True or False if the launch chooses the sampler; `pooling` is True if
-    requests end in vectors instead of tokens. `uncounted` names memory that is in no row, `savings` names what may
+    requests end in vectors instead of tokens. `refused` says what the GPU lacks of the launch. `uncounted` names memory that is in no row, `savings` names what may
     reduce a row.
     """
 
@@ -108,6 +110,7 @@ class Setup:
     adapters: Adapters | None = None
     draft: Draft | None = None
     is_amd: bool = False
+    refused: str = ""
 
     @property
     def in_flight(self) -> int:
@@ -170,6 +173,9 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     drafting, unknown = draft(command, model, tensor, version)
     limits = {str(limit) for limit in command.keys("--limit-mm-per-prompt").values()}  # no items: no encoder is loaded
     is_on = {flag: bool(command.switched(flag)) for flag in _SWITCHES}
+    level, dtype = capability(gpu.name), command.get("--dtype")
+    method = str((model.quantization or {}).get("quant_method", "")).lower()
+    lacks = (text.format(gpu.name) for _, text in lacking(command, method, level, version))
     planned = Setup(
         version=version,
         total=gpu.total,
@@ -183,7 +189,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         batched_tokens=_batched_tokens(command, version, gpu, length),
         default_sequences=command.get("--max-num-seqs") is None,
         sequences=_whole(command, "--max-num-seqs") or _default("--max-num-seqs", version, gpu, 1024),
-        float32=command.get("--dtype") in ("float32", "float"),
+        float32=dtype in ("float32", "float") or (dtype in (None, "auto") and lacks_half(model, level)),
         quantization=command.get("--quantization") or "",
         kv_cache_bytes=kv_cache_bytes,
         blocks=_whole(command, "--num-gpu-blocks-override"),
@@ -194,15 +200,26 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         pooling=command.get("--runner") == "pooling" or command.get("--task") in _POOLING_TASKS,
         skips_encoder=is_on["--skip-mm-profiling"],
         uncounted=tuple(dict.fromkeys((*filter(None, (unknown,)), *_uncounted(command, model)))),
-        capability=capability(gpu.name),
+        capability=level,
         expert_parallel=is_on["--enable-expert-parallel"],
         captured=_captured(command),
         full_graphs=_graph_mode(command) not in ("NONE", "PIECEWISE"),
         adapters=adapters(command),
         draft=drafting,
         is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
+        refused=next(lacks, ""),
     )
     return _with_cache(_with_variables(planned, command), command)
+
+
+_BFLOAT16 = 8.0
+_NO_FLOAT16 = ("gemma2", "gemma3", "gemma3text", "glm4")
+"""Architectures that vLLM refuses to run in float16 (`_FLOAT16_NOT_SUPPORTED_MODELS`, config/model.py)."""
+
+
+def lacks_half(model: Model, level: float) -> bool:
+    """Return True if vLLM takes float32: a GPU of that compute capability has no bfloat16, and the model no float16."""
+    return 0 < level < _BFLOAT16 and stem(model.architecture) in _NO_FLOAT16
 
 
 _SWITCHES = ("--enforce-eager", "--language-model-only", "--skip-mm-profiling", "--enable-expert-parallel")
