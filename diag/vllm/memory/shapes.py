@@ -6,12 +6,13 @@ repository whose shape it has. `bench/models.py` refreshes rows.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
+from itertools import combinations
 from typing import Any, NamedTuple
 
-from diag.core.declarations import PACKAGE
+from diag.core.declarations import PACKAGE, read
 from diag.vllm.memory.quantization import Format, tables
 
 _NOISE = frozenset(
@@ -29,7 +30,7 @@ class NamedShape(NamedTuple):
     """Config facts found by a name: the row's repository, its source, the fields, and what the name adds to them.
 
     `format` is the quantization that only the name states; `irregular` is True if such checkpoints differ in the
-    modules that stay in 16 bits.
+    modules that stay in 16 bits. `tune` is the source that a fine-tune has this shape, or the words that say so.
     """
 
     repository: str
@@ -37,12 +38,22 @@ class NamedShape(NamedTuple):
     config: Mapping[str, Any]
     format: str = ""
     irregular: bool = False
+    tune: str = ""
 
     @property
     def note(self) -> str:
         """Return the sentence about the origin of the facts."""
         added = f"; its weights are taken for {self.format}, as the name says" if self.format else ""
-        return f"no config.json is here: the shape is that of {self.repository} (source: {self.source}){added}"
+        taken = f"; the name is taken for it ({self.tune})" if self.tune else ""
+        return f"no config.json is here: the shape is that of {self.repository} (source: {self.source}){taken}{added}"
+
+
+class Tune(NamedTuple):
+    """Names with these words have the shape of `like`, a repository with the groups of the words in it."""
+
+    words: str
+    like: str
+    source: str
 
 
 @cache
@@ -82,7 +93,9 @@ def find_shape(name: str) -> NamedShape | None:
         if repository := _index().get(spelling):
             return NamedShape(repository, _rows()[repository]["source"], _fields(repository))
     plain = _without_format(name)
-    if plain == name or not (shape := find_shape(plain)):
+    if plain == name:
+        return _tuned(name)
+    if not (shape := find_shape(plain)):
         return None
     words, method = name.rpartition("/")[2], str(shape.config.get("quantization_config", {}).get("quant_method"))
     format = next(filter(None, (_format(words),)))
@@ -106,9 +119,67 @@ def _without_format(name: str) -> str:
     return f"{owner}{slash}{'-'.join(kept)}" if _format(last) and len(kept) < len(words) and kept else name
 
 
+_SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
+_OTHER_SHAPE = frozenset(
+    "vl vision audio omni video embed embedding reranker rerank reward prm rm orm guard lora adapter draft drafter eagle "
+    "speculator medusa mtp pruned slerp moe colbert classifier tts asr ocr vla".split()
+)
+"""Words of a name by which a model has other layers than the one that it was made of."""
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name in which family, generation and size are apart: qwen, 2.5, 7b."""
+    words = re.findall(r"\d+(?:\.\d+)*[a-z]*|[a-z]+", name.rpartition("/")[2].lower())
+    return [word for word in words if word not in _NOISE]
+
+
+def _sizes(words: Iterable[str]) -> set[str]:
+    return {word for word in words if _SIZE.fullmatch(word)}
+
+
+@cache
+def _families() -> Mapping[tuple[str, ...], str]:
+    """Return the rows whose words name a family and a size, by these words."""
+    rows = {tuple(_words(name)): name for name in reversed(repositories())}
+    return {words: name for words, name in rows.items() if words and words[0].isalpha() and _sizes(words)}
+
+
+def _tuned(name: str) -> NamedShape | None:
+    """Find the shape of a fine-tune: by names.toml, or by a family, a generation and a size among its words."""
+    last = re.sub(r"[_\s]", "-", name.rpartition("/")[2].lower())
+    words = _words(name)
+    if any(re.fullmatch(r"\d+x", word) for word in words):
+        return None
+    spans = {tuple(words[start:end]) for start, end in combinations(range(len(words) + 1), 2)}
+    for span in sorted(spans & _families().keys(), key=lambda span: -len(span)):
+        if _sizes(words) == _sizes(span) and not _OTHER_SHAPE & (set(words) - set(span)):
+            row = _families()[span]
+            return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
+    for tune in read(PACKAGE / "vllm" / "memory" / "names.toml", tuple[Tune, ...], "tune"):
+        match = re.search(rf"(?<![a-z0-9.]){tune.words}(?![a-z0-9])", last)
+        if match and not _OTHER_SHAPE & set(words) and (shape := find_shape(match.expand(tune.like))):
+            return shape._replace(tune=tune.source)
+    return None
+
+
 def closest(name: str) -> str:
-    """Return the repository with the closest name, "" if none is close."""
-    keys = {_key(repository): repository for repository in reversed(repositories())}
-    wanted = _key(_without_format(name))
+    """Return the repository with the closest name of the same family and about the same size, "" without one."""
+    wanted, words = _key(_without_format(name)), _words(_without_format(name))
+    size = max(map(_number, _sizes(words)), default=0.0)
+
+    def is_near(repository: str) -> bool:
+        other = _words(repository)
+        largest = max(map(_number, _sizes(other)), default=0.0)
+        return bool(words) and other[:1] == words[:1] and size / _NEAR <= largest <= size * _NEAR
+
+    keys = {_key(repository): repository for repository in reversed(repositories()) if is_near(repository)}
     near = [key for key in sorted(keys) if wanted and key.startswith(wanted)] or get_close_matches(wanted, keys, n=1)
     return keys[near[0]] if near else ""
+
+
+_NEAR = 1.3
+"""Ratio of sizes that are about the same."""
+
+
+def _number(size: str) -> float:
+    return float(size[:-1]) / (1000 if size.endswith("m") else 1)
