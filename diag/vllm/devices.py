@@ -1,4 +1,4 @@
-"""Options of a launch that a GPU's compute capability lacks, by devices.toml: lint and the ledger ask the same facts."""
+"""Options of a launch that a GPU's compute capability lacks, by devices.toml, for lint and ledger."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -26,7 +26,7 @@ def _options() -> tuple[GpuOption, ...]:
 
 
 def options(command: Command, method: str | None, version: str) -> Iterator[tuple[GpuOption, str, str]]:
-    """Yield the options of a launch with their values, and who names them; `method` is the checkpoint's quantization."""
+    """Yield the options of a launch, their values, and who names them; `method` is the checkpoint's quantization."""
     for option in _options():
         value, by = command.get(option.flag), option.flag
         if value is None and by == "--quantization":

@@ -1,7 +1,7 @@
 """Models by name: the config facts of models that people serve (models.json), for a name without a config.json here.
 
 A row has the repository as its key, its `source`, and the `config` fields that describe its shape, or `like` and the
-repository whose shape it has. `bench/models.py` refreshes rows.
+repository whose shape it has; `flags` are those that its launch needs. `bench/models.py` refreshes rows.
 """
 
 import json
@@ -56,9 +56,27 @@ class Tune(NamedTuple):
     source: str
 
 
+class _Names(NamedTuple):
+    """The tables of names.toml."""
+
+    other_shape: frozenset[str]
+    tune: tuple[Tune, ...]
+
+
+@cache
+def _names() -> _Names:
+    return read(PACKAGE / "vllm" / "memory" / "names.toml", _Names)
+
+
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
     return dict(json.loads((PACKAGE / "vllm" / "memory" / "models.json").read_text(encoding="utf-8")))
+
+
+def launch_flags(name: str) -> Mapping[str, str]:
+    """Return the flags with their values without which a model by its name does not do what it is made for."""
+    shape = find_shape(name)
+    return dict(_rows()[shape.repository].get("flags", {})) if shape else {}
 
 
 def repositories() -> tuple[str, ...]:
@@ -120,11 +138,6 @@ def _without_format(name: str) -> str:
 
 
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
-_OTHER_SHAPE = frozenset(
-    "vl vision audio omni video embed embedding reranker rerank reward prm rm orm guard lora adapter draft drafter eagle "
-    "speculator medusa mtp pruned slerp moe colbert classifier tts asr ocr vla".split()
-)
-"""Words of a name by which a model has other layers than the one that it was made of."""
 
 
 def _words(name: str) -> list[str]:
@@ -147,17 +160,15 @@ def _families() -> Mapping[tuple[str, ...], str]:
 def _tuned(name: str) -> NamedShape | None:
     """Find the shape of a fine-tune: by names.toml, or by a family, a generation and a size among its words."""
     last = re.sub(r"[_\s]", "-", name.rpartition("/")[2].lower())
-    words = _words(name)
-    if any(re.fullmatch(r"\d+x", word) for word in words):
-        return None
+    words, other = _words(name), _names().other_shape
     spans = {tuple(words[start:end]) for start, end in combinations(range(len(words) + 1), 2)}
     for span in sorted(spans & _families().keys(), key=lambda span: -len(span)):
-        if _sizes(words) == _sizes(span) and not _OTHER_SHAPE & (set(words) - set(span)):
+        if _sizes(words) == _sizes(span) and not other & (set(words) - set(span)):
             row = _families()[span]
             return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
-    for tune in read(PACKAGE / "vllm" / "memory" / "names.toml", tuple[Tune, ...], "tune"):
+    for tune in _names().tune:
         match = re.search(rf"(?<![a-z0-9.]){tune.words}(?![a-z0-9])", last)
-        if match and not _OTHER_SHAPE & set(words) and (shape := find_shape(match.expand(tune.like))):
+        if match and not other & set(words) and (shape := find_shape(match.expand(tune.like))):
             return shape._replace(tune=tune.source)
     return None
 
