@@ -322,7 +322,7 @@ def _spread_notes(best: Deployment | None, rows: Sequence[Deployment]) -> Iterat
     if spread:
         others = "; ".join(" ".join(flags) for flags in spread.others[:_SHOWN])
         more = f"; and so on for {len(spread.others)}" if len(spread.others) > _SHOWN else ""
-        yield f"a replica is on {spread.count} hosts: the command is that of the first; the others end it in {others}{more}"
+        yield f"a replica is on {spread.count} hosts: this is the first's command; the others' ends in {others}{more}"
         return
     counts = {(row.gpus // row.replicas, row.gpu.name): each.count for row in rows if row.gpu and (each := hosts(row))}
     yield from (f"{gpus} x {name} are {count} hosts" for (gpus, name), count in counts.items())
@@ -335,7 +335,7 @@ _SHOWN = 3
 def _left_out(model: Model, kinds: Sequence[GpuModel], set_up: Callable[[GpuModel], list[Setup]]) -> Iterator[str]:
     """Yield why sizes of tensor parallelism are in no row, and what GPUs lack; which of them is in float32."""
     refused, lacks = dict[str, None](), dict[str, list[str]]()
-    for gpu, planned in [(gpu, planned) for gpu in kinds for planned in set_up(gpu)]:
+    for gpu, planned in ((kind, one) for kind in kinds for one in set_up(kind)):
         try:
             check(model, planned)
         except BadUsage as error:

@@ -267,7 +267,7 @@ _POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
 
 
 def _pools(command: Command, model: Model) -> bool:
-    """Return True if requests end in vectors; a launch that does not say so leaves it to the model (config/model.py)."""
+    """Return True if requests end in vectors: as the launch says, else by the model (config/model.py)."""
     runner, task = command.get("--runner"), command.get("--task")
     if runner not in (None, "auto") or task not in (None, "auto"):
         return runner == "pooling" or task in _POOLING_TASKS

@@ -59,7 +59,7 @@ class Tune(NamedTuple):
 class _Names(NamedTuple):
     """The tables of names.toml."""
 
-    other_shape: frozenset[str]
+    other_shape: tuple[str, ...]
     tune: tuple[Tune, ...]
 
 
@@ -137,6 +137,7 @@ def _without_format(name: str) -> str:
     return f"{owner}{slash}{'-'.join(kept)}" if _format(last) and len(kept) < len(words) and kept else name
 
 
+_MOST_WORDS = 32
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
 
 
@@ -161,14 +162,16 @@ def _tuned(name: str) -> NamedShape | None:
     """Find the shape of a fine-tune: by names.toml, or by a family, a generation and a size among its words."""
     last = re.sub(r"[_\s]", "-", name.rpartition("/")[2].lower())
     words, other = _words(name), _names().other_shape
+    if len(words) > _MOST_WORDS:
+        return None
     spans = {tuple(words[start:end]) for start, end in combinations(range(len(words) + 1), 2)}
     for span in sorted(spans & _families().keys(), key=lambda span: -len(span)):
-        if _sizes(words) == _sizes(span) and not other & (set(words) - set(span)):
+        if _sizes(words) == _sizes(span) and not (set(words) - set(span)) & set(other):
             row = _families()[span]
             return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
     for tune in _names().tune:
         match = re.search(rf"(?<![a-z0-9.]){tune.words}(?![a-z0-9])", last)
-        if match and not other & set(words) and (shape := find_shape(match.expand(tune.like))):
+        if match and not set(words) & set(other) and (shape := find_shape(match.expand(tune.like))):
             return shape._replace(tune=tune.source)
     return None
 
