@@ -11,6 +11,7 @@ from support.paths import MODELS, ROOT
 from support.sampling import some
 
 from diag.commands.budget import estimate, run, size_up
+from diag.commands.lint import judge
 from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.report.gpu_sizing import render_budget
@@ -119,10 +120,11 @@ def test_a_quantization_that_a_gpu_lacks_fits_none_of_them(model: str, refusing:
     assert {one["gpu"] for one in rows_of(said) if not one["requests"]} == refusing
     assert "vLLM refuses to start" in page
     for gpu in (*refusing, "a100-80"):
-        launch = f"vllm serve {model} -tp 8"
-        refused = "refuses to start" in " ".join(estimate(BudgetOptions(launch, gpu, version="0.33.0")).ledger.reasons)
-        judged = lint(LintOptions([launch], version="0.33.0", gpu=gpu)) if lint else None
-        assert refused is (gpu in refusing) and judged is None
+        launch = f"vllm serve {model} -tp 4"
+        reasons = " ".join(estimate(BudgetOptions(launch, gpu, version="0.33.0")).ledger.reasons)
+        found = judge(launch, "0.33.0", gpu=gpu).findings
+        assert ("refuses to start" in reasons) is (gpu in refusing)
+        assert ("option_of_another_gpu" in {one.rule for one in found}) is (gpu in refusing)
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
