@@ -7,7 +7,7 @@ traffic of a running or recorded server.
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -30,13 +30,14 @@ from diag.vllm.command import parse as command
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.shown import masked
-from diag.vllm.deployments import TENSORS, Deployment, Sizing, answer, changes, choices, chosen, layouts, offers
+from diag.vllm.deployments import TENSORS, Deployment, Sizing, answer, changes, choices, chosen, hosts, layouts, offers
 from diag.vllm.flags.registry import versions
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
 from diag.vllm.memory.model import Model, is_folder, load, read
-from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, setup, size
+from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
+from diag.vllm.memory.shapes import launch_flags
 from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
@@ -94,6 +95,8 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     wanted = suggestions(ledger, measured, judged) if ledger.verdict != "fits" and ledger.kv_cache else []
 
     notes = [model.facts] if model.facts else []
+    if planned.float32 and lacks_half(model, planned.capability):
+        notes.append("float32, twice the bytes: the GPU has no bfloat16, and vLLM refuses float16 for this model")
     notes += [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
     if others := gpus.other_sizes(options.gpu) if not options.gpu_memory else ():
         notes.append(
@@ -265,7 +268,10 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
 
     first = set_up(kinds[0])[0]
     check(model, first)
-    work.check(model, first)
+    if model.keeps_tokens:
+        work.check(model, first)
+    else:  # nothing is kept of a request: any number is served, one after another
+        concurrency = None
     judges = {gpu.name: judge(started, GpuSpec(gpu.memory, gpu.name), release) for gpu in kinds}
     of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency, judge=judges[gpu.name]) for gpu in kinds}
     best = chosen(chain.from_iterable(of_kind.values()), concurrency, prices)
@@ -279,10 +285,15 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     plain = chain.from_iterable(
         deployments if len(kinds) == 1 else _least(deployments, concurrency) for deployments in of_kind.values()
     )
-    notes = (model.facts, "" if release else f"vLLM {version} is assumed; set the release with --vllm-version")
     rows = (*plain, *changed)
     if best := chosen(rows, concurrency, prices):
         rows = tuple(row for row in rows if not row.requests or row.holds(concurrency))
+    notes = (
+        *_spread_notes(best, rows),
+        *_left_out(model, kinds, set_up),
+        model.facts,
+        "" if release else f"vLLM {version} is assumed; set the release with --vllm-version",
+    )
     return Sizing(
         model=model_label(model),
         version=version,
@@ -305,12 +316,53 @@ def _least(deployments: list[Deployment], concurrency: int | None) -> list[Deplo
     return [deployment for deployment in deployments if deployment.holds(concurrency)][:1] or deployments[-1:]
 
 
+def _spread_notes(best: Deployment | None, rows: Sequence[Deployment]) -> Iterator[str]:
+    """Yield the sentences about replicas on several hosts, and what each host of the chosen one runs."""
+    spread = hosts(best) if best else None
+    if spread:
+        others = "; ".join(" ".join(flags) for flags in spread.others[:_SHOWN])
+        more = f"; and so on for {len(spread.others)}" if len(spread.others) > _SHOWN else ""
+        yield f"a replica is on {spread.count} hosts: this is the first's command; the others' ends in {others}{more}"
+        return
+    counts = {(row.gpus // row.replicas, row.gpu.name): each.count for row in rows if row.gpu and (each := hosts(row))}
+    yield from (f"{gpus} x {name} are {count} hosts" for (gpus, name), count in counts.items())
+
+
+_SHOWN = 3
+"""Hosts whose flags are printed."""
+
+
+def _left_out(model: Model, kinds: Sequence[GpuModel], set_up: Callable[[GpuModel], list[Setup]]) -> Iterator[str]:
+    """Yield why sizes of tensor parallelism are in no row, and what GPUs lack; which of them is in float32."""
+    refused, lacks = dict[str, None](), dict[str, list[str]]()
+    for gpu, planned in ((kind, one) for kind in kinds for one in set_up(kind)):
+        try:
+            check(model, planned)
+        except BadUsage as error:
+            refused[f"left out: {error}"] = None
+        is_wide = planned.float32 and lacks_half(model, planned.capability)
+        why = planned.refused.replace(gpu.name, "{}") or ("float32" if is_wide else "")
+        if why and gpu.name not in lacks.setdefault(why, []):
+            lacks[why].append(gpu.name)
+    yield from refused
+    for why, names in lacks.items():
+        on = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        if why == "float32":
+            yield f"on {on} in float32, twice the bytes: no bfloat16 there, and vLLM refuses float16 for this model"
+        else:
+            yield f"vLLM refuses to start: {why.format(on)}"
+
+
 def _launch(model: Model, started: Command, best: Deployment, length: int | None) -> str:
     """Return the command of one replica of a deployment, as a line to paste."""
     ranks = 1 if started.get("--tensor-parallel-size") else best.setup.tensor
     tensor = ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
     context = ["--max-model-len", str(length)] if length and length <= model.longest else []
-    added = [*tensor, *context, *best.flags.split()]
+    needed = [
+        word for flag, value in launch_flags(model.name).items() if not started.get(flag) for word in (flag, value)
+    ]
+    spread = hosts(best)
+    added = [*tensor, *context, *needed, *best.flags.split(), *(spread.first if spread else ())]
     replaced = {at for option in started.given if option.name in added for at in option.words}
     printed = masked(started)  # it keeps its number of words
     words = (word for at, word in enumerate(printed.words) if at not in replaced)

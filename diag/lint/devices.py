@@ -9,18 +9,8 @@ from diag.lint.host import memory_ledger
 from diag.lint.rule import LintTarget, Match, is_open, rule
 from diag.lint.terms import all_hold, value_of
 from diag.lint.weights import checkpoint
+from diag.vllm.devices import lacking, options
 from diag.vllm.gpus import capability
-
-
-class _Option(NamedTuple):
-    """Values of a flag that GPUs of these capabilities have, AMD's without any; `latent` is None for any model."""
-
-    flag: str
-    values: tuple[str, ...]
-    capabilities: tuple[tuple[float, ...], ...] = ()
-    latent: bool | None = None
-    since: str = "0.0.0"
-    instead: str = "Remove it: vLLM chooses one that the GPU has"
 
 
 class _NameList(NamedTuple):
@@ -30,35 +20,21 @@ class _NameList(NamedTuple):
     former: tuple[str, ...]
 
 
-_OPTIONS = read(Path(__file__).with_name("devices.toml"), tuple[_Option, ...], "option")
 _NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "names")
 _LISTED = "0.33.0"
 """The release whose names names.toml has."""
 
 
-def _chosen(target: LintTarget) -> Iterator[tuple[_Option, str, str]]:
-    """Yield the options of a launch with their values, and who names them; the checkpoint names its quantization."""
-    for option in _OPTIONS:
-        value, by = target.command.get(option.flag), option.flag
-        if value is None and by == "--quantization":
-            value, by = checkpoint(target), "The checkpoint's quantization"
-        names = {name.lower() for name in option.values}
-        if value and not is_open(value) and value.lower() in names and target.since(option.since):
-            yield option, value, by
-
-
 @rule(topic="host")
 def option_of_another_gpu(target: LintTarget) -> Iterator[Match]:
     for gpu in target.used_gpus()[:1]:
-        level = capability(gpu.name)
-        for option, value, by in _chosen(target) if level else ():  # what AMD's GPUs lack is not listed
-            if not any(first <= level <= last for first, last in option.capabilities):
-                yield Match(f"{by} {value} on {gpu.name}, whose compute capability is {level}", fix=option.instead)
+        for option, lacks in lacking(target.command, checkpoint(target), capability(gpu.name), target.version):
+            yield Match(lacks.format(gpu.name), fix=option.instead)
 
 
 @rule(topic="weights")
 def backend_of_another_attention(target: LintTarget) -> Iterator[Match]:
-    for option, value, by in _chosen(target):
+    for option, value, by in options(target.command, checkpoint(target), target.version):
         shape = target.shape
         if option.latent is not None and shape and shape.family and option.latent is not bool(shape.latent):
             yield Match(f"{by} {value}, and the model has {'' if shape.latent else 'no '}multi-head latent attention")
@@ -83,6 +59,6 @@ def no_such_name(target: LintTarget) -> Iterator[Match]:
 @rule(topic="memory")
 def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
     judged = memory_ledger(target) if target.used_gpus() else None
-    if judged and judged.verdict == "does not fit":
+    if judged and judged.verdict == "does not fit" and not judged.setup.refused:
         gpu, ranks = target.used_gpus()[0].name, target.local_ranks()
         yield Match(f"The model does not fit {f'{ranks} x ' if ranks > 1 else ''}{gpu}: {'; '.join(judged.reasons)}")

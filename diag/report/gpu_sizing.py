@@ -229,11 +229,12 @@ def render_sizing(sizing: Sizing) -> str:
     lines += [*_sizing_table(sizing), ""]
 
     low, high = (quantity(bound, "share") for bound in REACHED)
-    legend = [
-        *sizing.notes,
-        "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
-        f" {low} to {high} of them",
-    ]
+    legend = [*sizing.notes]
+    if any(one.prefill for one in sizing.rows):
+        legend.append(
+            "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
+            f" {low} to {high} of them"
+        )
     if sizing.measured:
         legend.append(f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling")
     if sizing.prices:

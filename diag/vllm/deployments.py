@@ -9,7 +9,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import halves_cache, rounded
-from diag.vllm.memory.ledger import Judge, Ledger, ledger, state_blocks_needed, with_kv_cache
+from diag.vllm.memory.ledger import ACTIVATIONS, WEIGHTS, Judge, Ledger, ledger, state_blocks_needed, with_kv_cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup, check
@@ -84,8 +84,15 @@ class Deployment:
 
 
 def held(page: Ledger) -> int:
-    """Return the requests of the longest context that one engine certainly holds; 0 if it may hold none."""
-    return 0 if page.verdict == "does not fit" else page.requests or 0
+    """Return the requests of the longest context that one engine certainly holds; 0 if it may hold none.
+
+    A model of which nothing is cached has as many as a step takes: their prompts are not divided.
+    """
+    if page.verdict == "does not fit":
+        return 0
+    if not page.model.keeps_tokens:
+        return max(1, min(page.setup.sequences, page.setup.batched_tokens // page.setup.length))
+    return page.requests or 0
 
 
 def sized(model: Model, setup: Setup, concurrency: int = 0, judge: Judge = ledger) -> Ledger:
@@ -119,9 +126,12 @@ def deployment(
         return plain
     with suppress(BadUsage):  # its ceilings are unknown
         one = Replica(model, setup, gpu)
-        decode, prefill = one.decode(-(-batch // engines), setup.length), one.prefill(setup.length)
-        decode = decode._replace(tokens_per_second=batch / decode.step)
+        prefill = one.prefill(setup.length)
         prefill = prefill._replace(tokens_per_second=prefill.tokens_per_second * engines)
+        if setup.pooling:
+            return replace(plain, prefill=prefill)
+        decode = one.decode(-(-batch // engines), setup.length)
+        decode = decode._replace(tokens_per_second=batch / decode.step)
         return replace(plain, decode=decode, prefill=prefill)
     return plain
 
@@ -149,6 +159,8 @@ class Change(NamedTuple):
 
 def changes(model: Model, setup: Setup) -> Iterator[Change]:
     """Yield the changes of weights and KV cache that a GPU of the setup can run: flags first, other files last."""
+    if setup.pooling:
+        return
     is_plain = not model.quantization and not setup.quantization and not setup.float32
     has_fp8_cache = halves_cache(model, setup)
     has_fp8_weights = is_plain and setup.capability >= _FP8
@@ -171,7 +183,14 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
     launch is left out if it does not fit.
     """
     setup = page.setup
-    if setup.cpu or setup.pipeline * setup.data > 1 or not setup.total or setup.kv_cache_bytes or setup.blocks:
+    if (
+        setup.cpu
+        or setup.pooling
+        or setup.pipeline * setup.data > 1
+        or not setup.total
+        or setup.kv_cache_bytes
+        or setup.blocks
+    ):
         return []
     plain, now = ledger(model, setup).kv_cache, page.kv_cache
     shift = (now.low - plain.low, now.high - plain.high, now.central - plain.central) if plain and now else (0, 0, 0)
@@ -313,6 +332,40 @@ class Sizing:
         ]
 
 
+# -- the hosts of an engine -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts over which one replica is spread: the flags of the first, and what each other one has at its end."""
+
+    count: int
+    first: tuple[str, ...]
+    others: tuple[tuple[str, ...], ...]
+
+
+def hosts(best: Deployment) -> Hosts | None:
+    """Return the hosts of a replica that is larger than one; None if it fits one, or if diag cannot divide it."""
+    setup = best.setup
+    local = best.gpu.host or best.gpu.joined if best.gpu else 0
+    count = -(-setup.gpus * setup.data // local) if local else 1
+    if count < 2:
+        return None
+    if setup.data == 1:  # the ranks of one engine (--nnodes)
+        nodes = ("--nnodes", str(count), "--master-addr", _FIRST, "--node-rank")
+        return Hosts(count, (*nodes, "0"), tuple(("--node-rank", str(at), "--headless") for at in range(1, count)))
+    engines = local // setup.gpus
+    if not engines or setup.data % engines:
+        return None
+    every = ("--data-parallel-size-local", str(engines), "--data-parallel-address", _FIRST, "--data-parallel-rpc-port")
+    starts = range(engines, setup.data, engines)
+    others = tuple(("--headless", "--data-parallel-start-rank", str(at)) for at in starts)
+    return Hosts(count, (*every, _PORT), others)
+
+
+_FIRST, _PORT = "ADDRESS_OF_THE_FIRST_HOST", "13345"
+
+
 # -- the sentences of a sizing: what holds the load, and what changes most ---------------------------------------------
 
 _SHARE = 0.05
@@ -337,6 +390,8 @@ def answer(
         why = f"; on {largest.name}: {reasons[0]}" if largest and reasons else ""
         return f"None holds one request for certain{why}"
     context, how = plural(best.setup.length, "token"), _how(best)
+    if not best.ledger.model.keeps_tokens:
+        return _without_cache(best, how)
     cost = best.cost(prices.get(best.gpu.name)) if best.gpu else None
     price = f", at least ${cost:.2f} per million output tokens" if cost else ""
     doubt = "" if best.ledger.verdict == "fits" else f"; it may not fit: {best.ledger.reasons[0]}"
@@ -350,6 +405,14 @@ def answer(
         without = f"; without {best.flags.partition(' --max-num-seqs')[0]}: {least.name if least else 'no layout fits'}"
     asked = plural(concurrency, "request")
     return f"{best.name} ({how}) holds {asked} of {context}, with room for {best.requests:,}{price}{without}{doubt}"
+
+
+def _without_cache(best: Deployment, how: str) -> str:
+    """Return the first line for a model that keeps nothing of a request: its memory is the same for any load."""
+    sizes = {row.name: gibibytes(row.size.central) for row in best.ledger.rows if row.size}
+    memory = ", ".join(f"{name} {sizes[name]}" for name in (WEIGHTS, ACTIVATIONS) if name in sizes)
+    doubt = "fits" if best.ledger.verdict == "fits" else f"may not fit: {best.ledger.reasons[0]}"
+    return f"{best.name} ({how}) {doubt}: {memory}; nothing of a request is kept"
 
 
 def _how(one: Deployment) -> str:
@@ -384,11 +447,18 @@ def _replica_sentence(model: Model, best: Deployment, wanted: int) -> str:
     is_one = best.replicas * best.setup.data == 1
     if not best.gpu or wanted < 2 or tensor > best.gpu.joined or model.heads % tensor or not is_one:
         return ""
-    doubled = deployment(model, sized(model, replace(best.setup, tensor=tensor)), best.gpu, wanted)
-    halves = deployment(model, best.ledger, best.gpu, wanted, 2)
+    with suppress(BadUsage):  # vLLM refuses to divide the model so
+        doubled = deployment(model, ledger(model, replace(best.setup, tensor=tensor)), best.gpu, wanted)
+        halves = deployment(model, best.ledger, best.gpu, wanted, 2)
+        return _compared(halves, doubled)
+    return ""
+
+
+def _compared(halves: Deployment, doubled: Deployment) -> str:
     if not (doubled.decode and halves.decode and doubled.batch == halves.batch):
         return ""
     steps = [quantity(one.decode.step, "seconds") for one in (halves, doubled) if one.decode]
+    tensor = doubled.setup.tensor
     return (
         f"Twice the GPUs: 2 replicas decode at most {number(halves.output_rate)} tokens/s at {steps[0]} a token,"
         f" one with --tensor-parallel-size {tensor} {number(doubled.output_rate)} at {steps[1]}."
@@ -404,6 +474,6 @@ def _link_sentence(model: Model, best: Deployment, gpu: GpuModel) -> str:
     shares = [Replica(model, setup, gpu, pcie).prefill(setup.length).link_share for pcie in (False, True)]
     if max(shares) < _SHARE:
         return ""
-    instead = f", {quantity(shares[1], 'share')} over PCIe" if name == "NVLink" else ""
+    instead = f", {quantity(shares[1], 'share')} over PCIe" if name != "PCIe" else ""
     on = f"--tensor-parallel-size {setup.tensor} on {gpu.name}"
     return f"With {on} all-reduces take {quantity(shares[0], 'share')} of prefill over {name}{instead}."

@@ -17,8 +17,9 @@ class GpuModel(NamedTuple):
 
     The numbers of the file are multiplied by the factors of the annotations. `nvml` are the names of the product.
     `nvlink` (0 without) and `pcie` are both directions together; NVLink joins at most `nvlink_gpus`, tensor
-    parallelism `joined`, those of one host. `flops` has bf16, also for float16, and fp8, int8 and fp4 if the tensor
-    cores have them. `watts` is the power limit. `machines` are the beginnings of the names of machines with it.
+    parallelism `joined`, those of one host unless `host` says how many it has. `flops` has bf16, also for float16, and
+    fp8, int8 and fp4 if the tensor cores have them. `watts` is the power limit. `machines` are the beginnings of the
+    names of machines with it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class GpuModel(NamedTuple):
     source: str
     nvlink_gpus: int = 0
     joined: int = 8
+    host: int = 0
     aliases: tuple[str, ...] = ()
     machines: tuple[str, ...] = ()
 

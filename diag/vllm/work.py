@@ -173,7 +173,8 @@ def matrix_type(model: Model, setup: Setup) -> str:
 
 REACHED = 0.2, 0.85
 """Lowest and highest share of the ceiling that servers in public figures reach (bench/capacity.md)."""
-Binder = Literal["weights", "KV cache", "compute", "NVLink", "PCIe"]
+Link = Literal["NVLink", "Infinity Fabric", "PCIe"]
+Binder = Literal["weights", "KV cache", "compute"] | Link
 
 
 class Ceiling(NamedTuple):
@@ -228,10 +229,11 @@ class Replica(NamedTuple):
         return Ceiling(tokens / (max(read, compute) + send), read, compute, send, binds)
 
 
-def link(gpu: GpuModel, tensor: int, pcie: bool = False) -> tuple[Literal["NVLink", "PCIe"], float]:
+def link(gpu: GpuModel, tensor: int, pcie: bool = False) -> tuple[Link, float]:
     """Return the link between `tensor` GPUs, and its bytes a second in one direction."""
     joined = gpu.nvlink and tensor <= gpu.nvlink_gpus and not pcie
-    return ("NVLink", gpu.nvlink / 2) if joined else ("PCIe", gpu.pcie / 2)
+    name: Link = "NVLink" if gpu.capability else "Infinity Fabric"
+    return (name, gpu.nvlink / 2) if joined else ("PCIe", gpu.pcie / 2)
 
 
 def cost_per_million(price: float, gpus: int, tokens_per_second: float, utilisation: float = 1.0) -> float:

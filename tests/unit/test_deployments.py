@@ -11,11 +11,13 @@ from support.paths import MODELS, ROOT
 from support.sampling import some
 
 from diag.commands.budget import estimate, run, size_up
+from diag.commands.lint import judge
 from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.report.gpu_sizing import render_budget
 from diag.vllm.deployments import NOW
 from diag.vllm.memory.fitting import safe_sequences
+from diag.vllm.memory.ledger import WEIGHTS
 
 NAMES = ("llama-3.1-8b", "llama-3-70b", "qwen2.5-7b", "qwen3-30b-a3b", "qwen3.5-27b", "gpt-oss-120b", "gemma-3-27b")
 FLAGS = ("", "-tp 2", "--kv-cache-dtype fp8", "--max-num-seqs 64", "--enforce-eager", "-dp 2", "-pp 2")
@@ -95,6 +97,90 @@ def test_wide_expert_parallelism_is_sized() -> None:
     page, said = sized("vllm serve deepseek-ai/DeepSeek-V3 -dp 16 --enable-expert-parallel", "h200", "8k", 256)
     assert page.startswith("16 x h200 (TP 1 DP 16 EP) holds 256 requests of 8,000 tokens, with room")
     assert [one["decode"] for one in said["configurations"]][:1] == [None]  # type: ignore[attr-defined]
+
+
+def rows_of(said: dict[str, object]) -> list[dict[str, object]]:
+    rows = said["configurations"]
+    assert isinstance(rows, list)
+    return rows
+
+
+def everywhere(model: str, **more: object) -> tuple[str, dict[str, object]]:
+    options = BudgetOptions(model, version="0.33.0", all_gpus=True, **more)  # type: ignore[arg-type]
+    return run(options)[0], json.loads(run(options, as_json=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "refusing"),
+    [("gpt-oss-120b", {"v100-16", "v100-32", "t4"}), ("Qwen/Qwen2.5-7B-Instruct-AWQ", {"v100-16", "v100-32"})],
+)
+def test_a_quantization_that_a_gpu_lacks_fits_none_of_them(model: str, refusing: set[str]) -> None:
+    """Was: FITS on V100 and T4, while lint called the same launch an error."""
+    page, said = everywhere(model, context="4k")
+    assert {one["gpu"] for one in rows_of(said) if not one["requests"]} == refusing
+    assert "vLLM refuses to start" in page
+    for gpu in (*refusing, "a100-80"):
+        launch = f"vllm serve {model} -tp 4"
+        reasons = " ".join(estimate(BudgetOptions(launch, gpu, version="0.33.0")).ledger.reasons)
+        found = judge(launch, "0.33.0", gpu=gpu).findings
+        assert ("refuses to start" in reasons) is (gpu in refusing)
+        assert ("option_of_another_gpu" in {one.rule for one in found}) is (gpu in refusing)
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
+    """Was: --quantization fp8, which vLLM refuses for a checkpoint in FP8."""
+    page, _ = sized("vllm serve mistralai/Ministral-3-8B-Instruct-2512", "h100", "8k", 200)
+    assert "--quantization" not in page
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen2.5-72B-Instruct-AWQ", "Qwen2-VL-72B-Instruct-GPTQ-Int4", "Qwen2.5-VL-72B-Instruct-AWQ"]
+)
+def test_padded_checkpoints_divide_among_gpus(name: str) -> None:
+    """Was: 29,568 columns, which are no whole groups of 128 for two GPUs."""
+    _, said = everywhere(f"Qwen/{name}", context="8k")
+    assert {one["tensor_parallel_size"] for one in rows_of(said) if one["requests"]} >= {1, 2, 4}
+
+
+def test_impossible_sizes_are_left_out_with_the_reason() -> None:
+    page, said = sized("vllm serve Qwen/Qwen2.5-7B-Instruct", "h100", "8k", 2000)
+    assert "left out: vLLM refuses --tensor-parallel-size 8" in page
+    assert 8 not in {one["tensor_parallel_size"] for one in rows_of(said)}
+
+
+@pytest.mark.parametrize(
+    "name", ["BAAI/bge-m3", "BAAI/bge-reranker-base", "Qwen/Qwen3-Embedding-8B", "Qwen/Qwen3-Reranker-8B"]
+)
+def test_pooling_models_have_an_answer(name: str) -> None:
+    """Was: exit 64, no ceilings of decoding."""
+    page, said = sized(f"vllm serve {name}", "l4", "512", 8)
+    assert page.startswith("1 x l4 (TP 1)") and "--kv-cache-dtype" not in page
+    assert all(one["decode"] is None for one in rows_of(said))
+    assert ("Qwen3ForSequenceClassification" in str(said["launch"])) is ("Reranker" in name)
+    again = estimate(BudgetOptions(str(said["launch"]), "l4", version="0.32.0"))
+    assert again.ledger.verdict == "fits"
+
+
+def test_an_engine_on_several_hosts_names_what_each_runs() -> None:
+    page, said = sized("vllm serve deepseek-ai/DeepSeek-V3.1 -dp 32 -ep", "h100", "8k", 1000)
+    assert "--data-parallel-size-local 8 --data-parallel-address" in str(said["launch"])
+    assert "on 4 hosts" in page and "--headless --data-parallel-start-rank 8" in " ".join(page.split())
+    page, _ = sized("vllm serve meta-llama/Llama-3.3-70B-Instruct -tp 2", "gb10", "8k", 4)
+    assert "--nnodes 2" in page and "on 2 hosts" in page
+
+
+def test_the_link_of_amd_is_not_nvlink() -> None:
+    page, _ = sized("vllm serve Qwen/Qwen2.5-14B-Instruct", "mi300x", "8k", 300)
+    assert "over Infinity Fabric" in page and "NVLink" not in page
+
+
+def test_without_bfloat16_gemma_3_is_float32() -> None:
+    """Was: sized in 16 bits, in which vLLM refuses it on a T4."""
+    t4, l4 = (estimate(BudgetOptions("vllm serve google/gemma-3-4b-it", gpu, version="0.32.0")) for gpu in ("t4", "l4"))
+    assert t4.ledger.token_bytes == 2 * (l4.ledger.token_bytes or 0)
+    sizes = [next(row.computed for row in one.ledger.rows if row.name == WEIGHTS) for one in (t4, l4)]
+    assert sizes[0] and sizes[1] and sizes[0].central > 1.8 * sizes[1].central
+    assert any("float32" in note for note in t4.notes) and not any("float32" in note for note in l4.notes)
 
 
 @pytest.mark.parametrize(("gpu", "most"), [("gb10", 2), ("thor", 1), ("h100", 8)])

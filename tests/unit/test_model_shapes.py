@@ -62,6 +62,20 @@ zai-org/GLM-4.5V-FP8 107.71
 LiquidAI/LFM2-8B-A1B 8.34
 arcee-ai/Trinity-Mini 26.12
 ByteDance-Seed/Seed-OSS-36B-Instruct 36.15
+Qwen/Qwen1.5-14B-Chat 14.17
+Qwen/Qwen2-VL-2B-Instruct-GPTQ-Int8 2.21
+deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B 1.78
+OpenGVLab/InternVL3-2B 2.09
+01-ai/Yi-1.5-6B-Chat 6.06
+TheBloke/deepseek-coder-33B-instruct-AWQ 33.34
+mistralai/Devstral-Small-2505 23.57
+CohereForAI/c4ai-command-r-08-2024 32.3
+LiquidAI/LFM2-24B-A2B 23.84
+AIDC-AI/Ovis2-16B 16.19
+BAAI/bge-reranker-base 0.278
+BAAI/bge-small-en-v1.5 0.0334
+shibing624/text2vec-base-chinese 0.102
+deepseek-ai/DeepSeek-Prover-V2-671B 671.03
 """
 """Names that people serve, and parameters in billions as published with the weights."""
 
@@ -114,6 +128,54 @@ def test_a_row_is_a_whole_shape_with_a_source(repository: str) -> None:
 def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: str) -> None:
     found = find_shape(name)
     assert found and (found.repository, found.format) == (repository, quantized)
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("TheBloke/Llama-2-7B-Chat-fp16", "meta-llama/Llama-2-7b-chat-hf"),
+        ("mlabonne/Qwen3-8B-abliterated", "Qwen/Qwen3-8B"),
+        ("Sao10K/L3-8B-Stheno-v3.2", "meta-llama/Meta-Llama-3-8B"),
+        ("NousResearch/Hermes-4-70B-FP8", "meta-llama/Meta-Llama-3.1-70B"),
+        ("Tongyi-Zhiwen/QwenLong-L1-32B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
+        ("XGenerationLab/XiYanSQL-QwenCoder-7B-2502", "Qwen/Qwen2.5-Coder-7B-Instruct"),
+        ("Skywork/Skywork-Reward-V2-Llama-3.1-8B", ""),
+        ("someone/Qwen3-8B-EAGLE3", ""),
+        ("someone/Mistral-2x7B", ""),
+        ("someone/Qwen2.5-7B-to-3B", ""),
+        ("someone/Qwen9-8B", ""),
+    ],
+)
+def test_a_fine_tune_is_taken_for_the_shape_in_its_name_and_says_so(name: str, repository: str) -> None:
+    """Was: unknown, with a shape of another family as the closest."""
+    found = find_shape(name)
+    assert (found.repository if found else "") == repository
+    assert not found or "; the name is taken for it (" in found.note
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("mistralai/Ministral-3-3B-Instruct-2512", 4.67),
+        ("mistralai/Ministral-3-8B-Instruct-2512", 10.42),
+        ("mistralai/Ministral-3-14B-Instruct-2512", 15.73),
+        ("mistralai/Ministral-3-14B-Reasoning-2512", 27.9),
+        ("mistralai/Mistral-Large-3-675B-Instruct-2512", 682),
+        ("mistralai/Mistral-Small-4-119B-2603", 121),
+        ("mistralai/Mistral-Medium-3.5-128B", 134),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", 41.6),
+    ],
+)
+def test_a_checkpoint_has_the_size_of_its_files(name: str, gigabytes: float) -> None:
+    """Was: FP8 checkpoints of Mistral in 16 bits."""
+    found = estimate(BudgetOptions(f"vllm serve {name}", "b300", version="0.32.0"))
+    size = next(row.computed for row in found.ledger.rows if row.name == WEIGHTS)
+    assert size and size.central / 1e9 == pytest.approx(gigabytes, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["no/such-model", "bge-reranker-xyzzy-9b", "gpt-oss-3b"])
+def test_a_hint_is_near_in_family_and_size_or_absent(name: str) -> None:
+    assert closest(name) == ""
 
 
 @pytest.mark.parametrize(

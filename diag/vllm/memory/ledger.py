@@ -177,9 +177,10 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     needed = layout.blocks(least) + RESERVED if layout and blocks else 0
     outside = _outside_budget(tightest)
 
-    certain = [reason for reason, is_certain in outside if is_certain]
+    certain = [f"vLLM refuses to start: {setup.refused}"] if setup.refused else []
+    certain += [reason for reason, is_certain in outside if is_certain]
     if kv_cache and kv_cache.high <= 0 and model.keeps_tokens:
-        certain = [f"nothing is left for the KV cache: at least {gibibytes(-kv_cache.high)} too little"]
+        certain.append(f"nothing is left for the KV cache: at least {gibibytes(-kv_cache.high)} too little")
     elif blocks and blocks.high < needed:
         takes, room = (gibibytes(count * tightest.block_bytes) for count in (needed - RESERVED, blocks.high))
         certain.append(

@@ -9,12 +9,14 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, parse_size
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
+from diag.vllm.devices import lacking
 from diag.vllm.flags.registry import default, release, since, versions
 from diag.vllm.gpus import capability
 from diag.vllm.memory.additions import Adapters, Draft, adapters, draft
+from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.quantization import block_size, group_size
-from diag.vllm.memory.weights import feed_forward_width
+from diag.vllm.memory.weights import feed_forward_width, has_head
 
 MOST, MOST_TOKENS = 2**42, 2**26
 """Most bytes of a memory, and most tokens or requests of a step: a larger value is a typing error."""
@@ -30,6 +32,8 @@ _SAVINGS: Mapping[str, str] = {
     "--offload-group-size": "weights that --offload-group-size keeps in host memory",
 }
 """Flags that may save some of the computed memory."""
+_OF_THE_HEAD = {"architectures", "classifier_from_token", "is_original_qwen3_reranker"}
+"""Overrides of the head alone, which turn a reranker's head for tokens into one for scores."""
 _OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
@@ -62,8 +66,8 @@ class Setup:
     no --max-num-seqs. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
     `full_graphs` is True if steps that only decode are captured whole; `skips_encoder` is True if the profiling run
     leaves the encoders out; `flashinfer` is True or False if the launch chooses the sampler; `pooling` is True if
-    requests end in vectors instead of tokens. `uncounted` names memory that is in no row, `savings` names what may
-    reduce a row.
+    requests end in vectors instead of tokens. `refused` says what the GPU lacks of the launch. `uncounted` names memory
+    that is in no row, `savings` names what may reduce a row.
     """
 
     version: str
@@ -108,6 +112,7 @@ class Setup:
     adapters: Adapters | None = None
     draft: Draft | None = None
     is_amd: bool = False
+    refused: str = ""
 
     @property
     def in_flight(self) -> int:
@@ -170,6 +175,9 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     drafting, unknown = draft(command, model, tensor, version)
     limits = {str(limit) for limit in command.keys("--limit-mm-per-prompt").values()}  # no items: no encoder is loaded
     is_on = {flag: bool(command.switched(flag)) for flag in _SWITCHES}
+    level, dtype = capability(gpu.name), command.get("--dtype")
+    method = str((model.quantization or {}).get("quant_method", "")).lower()
+    lacks = (text.format(gpu.name) for _, text in lacking(command, method, level, version))
     planned = Setup(
         version=version,
         total=gpu.total,
@@ -183,7 +191,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         batched_tokens=_batched_tokens(command, version, gpu, length),
         default_sequences=command.get("--max-num-seqs") is None,
         sequences=_whole(command, "--max-num-seqs") or _default("--max-num-seqs", version, gpu, 1024),
-        float32=command.get("--dtype") in ("float32", "float"),
+        float32=dtype in ("float32", "float") or (dtype in (None, "auto") and lacks_half(model, level)),
         quantization=command.get("--quantization") or "",
         kv_cache_bytes=kv_cache_bytes,
         blocks=_whole(command, "--num-gpu-blocks-override"),
@@ -191,18 +199,29 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         eager=is_on["--enforce-eager"] or cpu,
         cpu=cpu,
         text_only=is_on["--language-model-only"] or limits == {"0"},
-        pooling=command.get("--runner") == "pooling" or command.get("--task") in _POOLING_TASKS,
+        pooling=_pools(command, model),
         skips_encoder=is_on["--skip-mm-profiling"],
         uncounted=tuple(dict.fromkeys((*filter(None, (unknown,)), *_uncounted(command, model)))),
-        capability=capability(gpu.name),
+        capability=level,
         expert_parallel=is_on["--enable-expert-parallel"],
         captured=_captured(command),
         full_graphs=_graph_mode(command) not in ("NONE", "PIECEWISE"),
         adapters=adapters(command),
         draft=drafting,
         is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
+        refused=next(lacks, ""),
     )
     return _with_cache(_with_variables(planned, command), command)
+
+
+_BFLOAT16 = 8.0
+_NO_FLOAT16 = ("gemma2", "gemma3", "gemma3text", "glm4")
+"""Architectures that vLLM refuses to run in float16 (`_FLOAT16_NOT_SUPPORTED_MODELS`, config/model.py)."""
+
+
+def lacks_half(model: Model, level: float) -> bool:
+    """Return True if vLLM takes float32: a GPU of that compute capability has no bfloat16, and the model no float16."""
+    return 0 < level < _BFLOAT16 and stem(model.architecture) in _NO_FLOAT16
 
 
 _SWITCHES = ("--enforce-eager", "--language-model-only", "--skip-mm-profiling", "--enable-expert-parallel")
@@ -214,6 +233,9 @@ def _with_variables(planned: Setup, command: Command) -> Setup:
     estimates = environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     is_changed = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
     savings = [why for flag, why in _SAVINGS.items() if _mentions(command, flag)]
+    overrides = command.keys("--hf-overrides")
+    if overrides and overrides.keys() <= _OF_THE_HEAD:
+        savings.remove(_SAVINGS["--hf-overrides"])
     if PARTITION in environment and planned.pipeline > 1:
         savings.append(f"how {PARTITION} divides the layers")
     return replace(
@@ -242,6 +264,14 @@ def _with_cache(planned: Setup, command: Command) -> Setup:
 
 
 _POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
+
+
+def _pools(command: Command, model: Model) -> bool:
+    """Return True if requests end in vectors: as the launch says, else by the model (config/model.py)."""
+    runner, task = command.get("--runner"), command.get("--task")
+    if runner not in (None, "auto") or task not in (None, "auto"):
+        return runner == "pooling" or task in _POOLING_TASKS
+    return not has_head(model) or not model.keeps_tokens
 
 
 _LEVEL_MODES = {"0": "NONE", "1": "PIECEWISE"}

@@ -1,17 +1,18 @@
 """Models by name: the config facts of models that people serve (models.json), for a name without a config.json here.
 
 A row has the repository as its key, its `source`, and the `config` fields that describe its shape, or `like` and the
-repository whose shape it has. `bench/models.py` refreshes rows.
+repository whose shape it has; `flags` are those that its launch needs. `bench/models.py` refreshes rows.
 """
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
+from itertools import combinations
 from typing import Any, NamedTuple
 
-from diag.core.declarations import PACKAGE
+from diag.core.declarations import PACKAGE, read
 from diag.vllm.memory.quantization import Format, tables
 
 _NOISE = frozenset(
@@ -29,7 +30,7 @@ class NamedShape(NamedTuple):
     """Config facts found by a name: the row's repository, its source, the fields, and what the name adds to them.
 
     `format` is the quantization that only the name states; `irregular` is True if such checkpoints differ in the
-    modules that stay in 16 bits.
+    modules that stay in 16 bits. `tune` is the source that a fine-tune has this shape, or the words that say so.
     """
 
     repository: str
@@ -37,17 +38,45 @@ class NamedShape(NamedTuple):
     config: Mapping[str, Any]
     format: str = ""
     irregular: bool = False
+    tune: str = ""
 
     @property
     def note(self) -> str:
         """Return the sentence about the origin of the facts."""
         added = f"; its weights are taken for {self.format}, as the name says" if self.format else ""
-        return f"no config.json is here: the shape is that of {self.repository} (source: {self.source}){added}"
+        taken = f"; the name is taken for it ({self.tune})" if self.tune else ""
+        return f"no config.json is here: the shape is that of {self.repository} (source: {self.source}){taken}{added}"
+
+
+class Tune(NamedTuple):
+    """Names with these words have the shape of `like`, a repository with the groups of the words in it."""
+
+    words: str
+    like: str
+    source: str
+
+
+class _Names(NamedTuple):
+    """The tables of names.toml."""
+
+    other_shape: tuple[str, ...]
+    tune: tuple[Tune, ...]
+
+
+@cache
+def _names() -> _Names:
+    return read(PACKAGE / "vllm" / "memory" / "names.toml", _Names)
 
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
     return dict(json.loads((PACKAGE / "vllm" / "memory" / "models.json").read_text(encoding="utf-8")))
+
+
+def launch_flags(name: str) -> Mapping[str, str]:
+    """Return the flags with their values without which a model by its name does not do what it is made for."""
+    shape = find_shape(name)
+    return dict(_rows()[shape.repository].get("flags", {})) if shape else {}
 
 
 def repositories() -> tuple[str, ...]:
@@ -82,7 +111,9 @@ def find_shape(name: str) -> NamedShape | None:
         if repository := _index().get(spelling):
             return NamedShape(repository, _rows()[repository]["source"], _fields(repository))
     plain = _without_format(name)
-    if plain == name or not (shape := find_shape(plain)):
+    if plain == name:
+        return _tuned(name)
+    if not (shape := find_shape(plain)):
         return None
     words, method = name.rpartition("/")[2], str(shape.config.get("quantization_config", {}).get("quant_method"))
     format = next(filter(None, (_format(words),)))
@@ -106,9 +137,63 @@ def _without_format(name: str) -> str:
     return f"{owner}{slash}{'-'.join(kept)}" if _format(last) and len(kept) < len(words) and kept else name
 
 
+_MOST_WORDS = 32
+_SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name in which family, generation and size are apart: qwen, 2.5, 7b."""
+    words = re.findall(r"\d+(?:\.\d+)*[a-z]*|[a-z]+", name.rpartition("/")[2].lower())
+    return [word for word in words if word not in _NOISE]
+
+
+def _sizes(words: Iterable[str]) -> set[str]:
+    return {word for word in words if _SIZE.fullmatch(word)}
+
+
+@cache
+def _families() -> Mapping[tuple[str, ...], str]:
+    """Return the rows whose words name a family and a size, by these words."""
+    rows = {tuple(_words(name)): name for name in reversed(repositories())}
+    return {words: name for words, name in rows.items() if words and words[0].isalpha() and _sizes(words)}
+
+
+def _tuned(name: str) -> NamedShape | None:
+    """Find the shape of a fine-tune: by names.toml, or by a family, a generation and a size among its words."""
+    last = re.sub(r"[_\s]", "-", name.rpartition("/")[2].lower())
+    words, other = _words(name), _names().other_shape
+    if len(words) > _MOST_WORDS:
+        return None
+    spans = {tuple(words[start:end]) for start, end in combinations(range(len(words) + 1), 2)}
+    for span in sorted(spans & _families().keys(), key=lambda span: -len(span)):
+        if _sizes(words) == _sizes(span) and not (set(words) - set(span)) & set(other):
+            row = _families()[span]
+            return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
+    for tune in _names().tune:
+        match = re.search(rf"(?<![a-z0-9.]){tune.words}(?![a-z0-9])", last)
+        if match and not set(words) & set(other) and (shape := find_shape(match.expand(tune.like))):
+            return shape._replace(tune=tune.source)
+    return None
+
+
 def closest(name: str) -> str:
-    """Return the repository with the closest name, "" if none is close."""
-    keys = {_key(repository): repository for repository in reversed(repositories())}
-    wanted = _key(_without_format(name))
+    """Return the repository with the closest name of the same family and about the same size, "" without one."""
+    wanted, words = _key(_without_format(name)), _words(_without_format(name))
+    size = max(map(_number, _sizes(words)), default=0.0)
+
+    def is_near(repository: str) -> bool:
+        other = _words(repository)
+        largest = max(map(_number, _sizes(other)), default=0.0)
+        return bool(words) and other[:1] == words[:1] and size / _NEAR <= largest <= size * _NEAR
+
+    keys = {_key(repository): repository for repository in reversed(repositories()) if is_near(repository)}
     near = [key for key in sorted(keys) if wanted and key.startswith(wanted)] or get_close_matches(wanted, keys, n=1)
     return keys[near[0]] if near else ""
+
+
+_NEAR = 1.3
+"""Ratio of sizes that are about the same."""
+
+
+def _number(size: str) -> float:
+    return float(size[:-1]) / (1000 if size.endswith("m") else 1)
