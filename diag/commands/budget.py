@@ -7,7 +7,7 @@ traffic of a running or recorded server.
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -41,6 +41,7 @@ from diag.vllm.memory.shapes import launch_flags
 from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
+IN_FLOAT32 = "float32, twice the bytes: vLLM refuses float16 for this model, and there is no bfloat16 on GPUs"
 ALIKE = 0.03
 """Largest relative difference in memory between cards of one name."""
 _ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "other": NON_TORCH, "kv_cache": KV_CACHE}
@@ -95,8 +96,7 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     wanted = suggestions(ledger, measured, judged) if ledger.verdict != "fits" and ledger.kv_cache else []
 
     notes = [model.facts] if model.facts else []
-    if planned.float32 and lacks_half(model, planned.capability):
-        notes.append("float32, twice the bytes: the GPU has no bfloat16, and vLLM refuses float16 for this model")
+    notes += [IN_FLOAT32] if planned.float32 and lacks_half(model, planned.capability) else []
     notes += [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
     if others := gpus.other_sizes(options.gpu) if not options.gpu_memory else ():
         notes.append(
@@ -251,7 +251,8 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     model = _read_model(started, release, options.config)
     version = release or versions()[-1]
     length = size(options.context, "--context", most=2**30) if options.context else had.tokens if had else None
-    concurrency = options.concurrency or (had.running if had else None)
+    # a model that keeps nothing of a request serves any number, in turn
+    concurrency = (options.concurrency or (had.running if had else None)) if model.keeps_tokens else None
     prices = _parse_prices(options.prices or ())
     kinds = tuple(gpus.gpus().values()) if options.all_gpus else (gpus.named(options.gpu),)
     if model.family is None or model.unknown:
@@ -268,10 +269,7 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
 
     first = set_up(kinds[0])[0]
     check(model, first)
-    if model.keeps_tokens:
-        work.check(model, first)
-    else:  # nothing is kept of a request: any number is served, one after another
-        concurrency = None
+    work.check(model, first)
     judges = {gpu.name: judge(started, GpuSpec(gpu.memory, gpu.name), release) for gpu in kinds}
     of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency, judge=judges[gpu.name]) for gpu in kinds}
     best = chosen(chain.from_iterable(of_kind.values()), concurrency, prices)
@@ -288,11 +286,12 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     rows = (*plain, *changed)
     if best := chosen(rows, concurrency, prices):
         rows = tuple(row for row in rows if not row.requests or row.holds(concurrency))
+    assumed = "" if release else f"vLLM {version} is assumed; set the release with --vllm-version"
     notes = (
         *_spread_notes(best, rows),
-        *_left_out(model, kinds, set_up),
+        *_left_out(model, chain.from_iterable(map(set_up, kinds))),
         model.facts,
-        "" if release else f"vLLM {version} is assumed; set the release with --vllm-version",
+        assumed,
     )
     return Sizing(
         model=model_label(model),
@@ -318,39 +317,28 @@ def _least(deployments: list[Deployment], concurrency: int | None) -> list[Deplo
 
 def _spread_notes(best: Deployment | None, rows: Sequence[Deployment]) -> Iterator[str]:
     """Yield the sentences about replicas on several hosts, and what each host of the chosen one runs."""
-    spread = hosts(best) if best else None
-    if spread:
-        others = "; ".join(" ".join(flags) for flags in spread.others[:_SHOWN])
-        more = f"; and so on for {len(spread.others)}" if len(spread.others) > _SHOWN else ""
-        yield f"a replica is on {spread.count} hosts: this is the first's command; the others' ends in {others}{more}"
-        return
-    counts = {(row.gpus // row.replicas, row.gpu.name): each.count for row in rows if row.gpu and (each := hosts(row))}
-    yield from (f"{gpus} x {name} are {count} hosts" for (gpus, name), count in counts.items())
+    if spread := hosts(best) if best else None:
+        others = "; ".join(spread.others[:3])
+        more = f"; and so on for {len(spread.others)}" if len(spread.others) > 3 else ""
+        yield f"a replica is on {spread.number} hosts: this is the first's command; the others' ends in {others}{more}"
+    else:
+        counts = {(row.gpus // row.replicas, row.gpu.name): at.number for row in rows if row.gpu and (at := hosts(row))}
+        yield from (f"{gpus} x {name} are {count} hosts" for (gpus, name), count in counts.items())
 
 
-_SHOWN = 3
-"""Hosts whose flags are printed."""
-
-
-def _left_out(model: Model, kinds: Sequence[GpuModel], set_up: Callable[[GpuModel], list[Setup]]) -> Iterator[str]:
-    """Yield why sizes of tensor parallelism are in no row, and what GPUs lack; which of them is in float32."""
-    refused, lacks = dict[str, None](), dict[str, list[str]]()
-    for gpu, planned in ((kind, one) for kind in kinds for one in set_up(kind)):
+def _left_out(model: Model, setups: Iterable[Setup]) -> list[str]:
+    """Return why sizes of tensor parallelism are in no row, what GPUs lack, and if one runs the model in float32."""
+    found = dict[str, None]()
+    for planned in setups:
         try:
             check(model, planned)
         except BadUsage as error:
-            refused[f"left out: {error}"] = None
-        is_wide = planned.float32 and lacks_half(model, planned.capability)
-        why = planned.refused.replace(gpu.name, "{}") or ("float32" if is_wide else "")
-        if why and gpu.name not in lacks.setdefault(why, []):
-            lacks[why].append(gpu.name)
-    yield from refused
-    for why, names in lacks.items():
-        on = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-        if why == "float32":
-            yield f"on {on} in float32, twice the bytes: no bfloat16 there, and vLLM refuses float16 for this model"
-        else:
-            yield f"vLLM refuses to start: {why.format(on)}"
+            found[f"left out: {error}"] = None
+        if planned.refused:
+            found[f"vLLM refuses to start: {planned.refused}"] = None
+        elif planned.float32 and lacks_half(model, planned.capability):
+            found[f"{IN_FLOAT32} of capability {planned.capability}"] = None
+    return list(found)
 
 
 def _launch(model: Model, started: Command, best: Deployment, length: int | None) -> str:
@@ -362,7 +350,7 @@ def _launch(model: Model, started: Command, best: Deployment, length: int | None
         word for flag, value in launch_flags(model.name).items() if not started.get(flag) for word in (flag, value)
     ]
     spread = hosts(best)
-    added = [*tensor, *context, *needed, *best.flags.split(), *(spread.first if spread else ())]
+    added = [*tensor, *context, *needed, *best.flags.split(), *(spread.first.split() if spread else ())]
     replaced = {at for option in started.given if option.name in added for at in option.words}
     printed = masked(started)  # it keeps its number of words
     words = (word for at, word in enumerate(printed.words) if at not in replaced)

@@ -335,32 +335,26 @@ class Sizing:
 # -- the hosts of an engine -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Hosts:
+class Hosts(NamedTuple):
     """The hosts over which one replica is spread: the flags of the first, and what each other one has at its end."""
 
-    count: int
-    first: tuple[str, ...]
-    others: tuple[tuple[str, ...], ...]
+    number: int
+    first: str
+    others: tuple[str, ...]
 
 
 def hosts(best: Deployment) -> Hosts | None:
     """Return the hosts of a replica that is larger than one; None if it fits one, or if diag cannot divide it."""
-    setup = best.setup
-    local = best.gpu.host or best.gpu.joined if best.gpu else 0
-    count = -(-setup.gpus * setup.data // local) if local else 1
-    if count < 2:
+    setup, local = best.setup, (best.gpu.host or best.gpu.joined if best.gpu else 0)
+    count, engines = -(-setup.gpus * setup.data // local) if local else 1, local // setup.gpus
+    if count > 1 and setup.data == 1:  # the ranks of one engine
+        others = tuple(f"--node-rank {at} --headless" for at in range(1, count))
+        return Hosts(count, f"--nnodes {count} --master-addr {_FIRST} --node-rank 0", others)
+    if count < 2 or not engines or setup.data % engines:
         return None
-    if setup.data == 1:  # the ranks of one engine (--nnodes)
-        nodes = ("--nnodes", str(count), "--master-addr", _FIRST, "--node-rank")
-        return Hosts(count, (*nodes, "0"), tuple(("--node-rank", str(at), "--headless") for at in range(1, count)))
-    engines = local // setup.gpus
-    if not engines or setup.data % engines:
-        return None
-    every = ("--data-parallel-size-local", str(engines), "--data-parallel-address", _FIRST, "--data-parallel-rpc-port")
-    starts = range(engines, setup.data, engines)
-    others = tuple(("--headless", "--data-parallel-start-rank", str(at)) for at in starts)
-    return Hosts(count, (*every, _PORT), others)
+    others = tuple(f"--headless --data-parallel-start-rank {at}" for at in range(engines, setup.data, engines))
+    address = f"--data-parallel-address {_FIRST} --data-parallel-rpc-port {_PORT}"
+    return Hosts(count, f"--data-parallel-size-local {engines} {address}", others)
 
 
 _FIRST, _PORT = "ADDRESS_OF_THE_FIRST_HOST", "13345"
@@ -447,18 +441,14 @@ def _replica_sentence(model: Model, best: Deployment, wanted: int) -> str:
     is_one = best.replicas * best.setup.data == 1
     if not best.gpu or wanted < 2 or tensor > best.gpu.joined or model.heads % tensor or not is_one:
         return ""
-    with suppress(BadUsage):  # vLLM refuses to divide the model so
+    try:
         doubled = deployment(model, ledger(model, replace(best.setup, tensor=tensor)), best.gpu, wanted)
-        halves = deployment(model, best.ledger, best.gpu, wanted, 2)
-        return _compared(halves, doubled)
-    return ""
-
-
-def _compared(halves: Deployment, doubled: Deployment) -> str:
+    except BadUsage:  # vLLM refuses to divide the model so
+        return ""
+    halves = deployment(model, best.ledger, best.gpu, wanted, 2)
     if not (doubled.decode and halves.decode and doubled.batch == halves.batch):
         return ""
     steps = [quantity(one.decode.step, "seconds") for one in (halves, doubled) if one.decode]
-    tensor = doubled.setup.tensor
     return (
         f"Twice the GPUs: 2 replicas decode at most {number(halves.output_rate)} tokens/s at {steps[0]} a token,"
         f" one with --tensor-parallel-size {tensor} {number(doubled.output_rate)} at {steps[1]}."

@@ -46,8 +46,9 @@ class Work(NamedTuple):
 
 
 def check(model: Model, setup: Setup) -> None:
-    """Refuse a model whose work cannot be counted: BadUsage."""
-    _bytes(model, setup, _layers(model)[:1], 1)
+    """Refuse a model whose work cannot be counted, unless it gives vectors and has none to count: BadUsage."""
+    if model.keeps_tokens:
+        _bytes(model, setup, _layers(model)[:1], 1)
 
 
 def decode(model: Model, setup: Setup, batch: float, context: float) -> Work:

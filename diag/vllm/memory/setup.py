@@ -176,8 +176,6 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     limits = {str(limit) for limit in command.keys("--limit-mm-per-prompt").values()}  # no items: no encoder is loaded
     is_on = {flag: bool(command.switched(flag)) for flag in _SWITCHES}
     level, dtype = capability(gpu.name), command.get("--dtype")
-    method = str((model.quantization or {}).get("quant_method", "")).lower()
-    lacks = (text.format(gpu.name) for _, text in lacking(command, method, level, version))
     planned = Setup(
         version=version,
         total=gpu.total,
@@ -209,7 +207,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         adapters=adapters(command),
         draft=drafting,
         is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
-        refused=next(lacks, ""),
+        refused=_refused(command, model, gpu.name, version),
     )
     return _with_cache(_with_variables(planned, command), command)
 
@@ -264,6 +262,11 @@ def _with_cache(planned: Setup, command: Command) -> Setup:
 
 
 _POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
+
+
+def _refused(command: Command, model: Model, gpu: str, version: str) -> str:
+    method = str((model.quantization or {}).get("quant_method", "")).lower()
+    return next((text.format(gpu) for _, text in lacking(command, method, capability(gpu), version)), "")
 
 
 def _pools(command: Command, model: Model) -> bool:
