@@ -65,13 +65,11 @@ ByteDance-Seed/Seed-OSS-36B-Instruct 36.15
 Qwen/Qwen1.5-14B-Chat 14.17
 Qwen/Qwen2-VL-2B-Instruct-GPTQ-Int8 2.21
 deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B 1.78
-OpenGVLab/InternVL3-2B 2.09
 01-ai/Yi-1.5-6B-Chat 6.06
 TheBloke/deepseek-coder-33B-instruct-AWQ 33.34
 mistralai/Devstral-Small-2505 23.57
 CohereForAI/c4ai-command-r-08-2024 32.3
 LiquidAI/LFM2-24B-A2B 23.84
-AIDC-AI/Ovis2-16B 16.19
 BAAI/bge-reranker-base 0.278
 BAAI/bge-small-en-v1.5 0.0334
 shibing624/text2vec-base-chinese 0.102
