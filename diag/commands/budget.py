@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -259,14 +260,7 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
     of_a_gpu = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
     started = started._replace(environment=of_a_gpu)
-
-    def set_up(gpu: GpuModel) -> list[Setup]:
-        planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
-        planned = replace(planned, length=length or planned.length, auto_length=False)
-        is_fixed = started.get("--tensor-parallel-size") or planned.pipeline * planned.data > 1
-        joined = [tensor for tensor in TENSORS if tensor <= gpu.joined]
-        return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in joined]
-
+    set_up = partial(_setups, started, model, version, length)
     first = set_up(kinds[0])[0]
     check(model, first)
     work.check(model, first)
@@ -308,6 +302,15 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
         choices=tuple(choices(model, best, concurrency)),
         notes=tuple(filter(None, notes)),
     )
+
+
+def _setups(started: Command, model: Model, version: str, length: int | None, gpu: GpuModel) -> list[Setup]:
+    """Return the launch on GPUs of this kind: as it says, or with each size of tensor parallelism that they allow."""
+    planned = setup(started, model, GpuSpec(gpu.memory, gpu.name), version)
+    planned = replace(planned, length=length or planned.length, auto_length=False)
+    is_fixed = started.get("--tensor-parallel-size") or planned.pipeline * planned.data > 1
+    joined = [tensor for tensor in TENSORS if tensor <= gpu.joined]
+    return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in joined]
 
 
 def _least(deployments: list[Deployment], concurrency: int | None) -> list[Deployment]:
