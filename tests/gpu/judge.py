@@ -53,7 +53,8 @@ def print_table(source: Path) -> int:
         found = [*rows(source)]
     else:
         with tempfile.TemporaryDirectory() as place, tarfile.open(source) as tar:
-            tar.extractall(place, filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)  # 3.11.4 has it first
+            tar.extractall(place)
             (folder,) = Path(place).iterdir()
             found = [*rows(folder)]
     for row in found:

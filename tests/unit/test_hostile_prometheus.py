@@ -1,6 +1,7 @@
 """`diag doctor --prometheus` of one that refuses, distorts or replaces its answers: what is not answered is unknown."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 
@@ -94,7 +95,9 @@ def test_invalid_response_is_reported(diag: Diag) -> None:
     diag.scripted.mutate = lambda query, answer: Reply(b"<html>") if "sum_over_time(up" in query else answer
     status, out, _ = diag.doctor()
     assert status == 2
-    assert any("1 query got no usable answer: " in note for note in json.loads(out)["observed"]["notes"])
+    assert any(
+        re.search(r"\d quer(y|ies) got no usable answer: ", note) for note in json.loads(out)["observed"]["notes"]
+    )
 
 
 @pytest.mark.parametrize("document", some(ODD_DOCUMENTS, 6), ids=lambda document: json.dumps(document)[:40])

@@ -211,10 +211,11 @@ class Queries:
 
 def values_at(series: Series, instants: Instants) -> Floats:
     """Return the finite values of a series at the instants, else NaN; servers may round the times."""
+    row = np.full(len(instants), np.nan)
     if "value" in series:
         value = float(series["value"][1])
-        return np.array([value if abs(value) < LARGEST else math.nan])
-    row = np.full(len(instants), np.nan)
+        row[-1] = value if abs(value) < LARGEST else math.nan
+        return row
     times, values = np.array(series["values"], np.float64).T
     places = np.rint((times * 1000 - instants[0]) / (instants[1] - instants[0])).astype(np.int64)
     inside = (places >= 0) & (places < len(row)) & (np.abs(values) < LARGEST)

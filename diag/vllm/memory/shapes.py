@@ -56,7 +56,7 @@ class Tune(NamedTuple):
     source: str
 
 
-class _Names(NamedTuple):
+class _NameTables(NamedTuple):
     """The tables of names.toml."""
 
     other_shape: tuple[str, ...]
@@ -64,8 +64,8 @@ class _Names(NamedTuple):
 
 
 @cache
-def _names() -> _Names:
-    return read(PACKAGE / "vllm" / "memory" / "names.toml", _Names)
+def _names() -> _NameTables:
+    return read(PACKAGE / "vllm" / "memory" / "names.toml", _NameTables)
 
 
 @cache
