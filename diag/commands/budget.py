@@ -403,5 +403,6 @@ def _read_model(started: Command, version: str, config: str) -> Model:
 
 
 def model_label(model: Model) -> str:
-    """Return the name of a model for printing: its folder, or its id."""
-    return printable(redaction.name(model.folder.resolve().name if is_folder(model.name) else model.name), 60)
+    """Return the name of a model for printing: its folder or its id, and whose shape the name was taken for."""
+    name = printable(redaction.name(model.folder.resolve().name if is_folder(model.name) else model.name), 60)
+    return f"{name} (taken for {model.taken_for})" if model.taken_for else name

@@ -44,7 +44,7 @@ def checkpoint(target: LintTarget) -> str | None:
     """Return the method in the checkpoint's quantization_config, "" without one; None if that is unknown."""
     if target.shape is None or target.command.get("--hf-overrides") is not None:
         return None
-    if "the name is taken for it" in target.shape.facts:  # of another checkpoint, which may be quantized otherwise
+    if target.shape.taken_for:  # another checkpoint, which may be quantized otherwise
         return None
     settings = target.shape.quantization
     method = str(settings.get("quant_method", "")).lower() if settings else ""

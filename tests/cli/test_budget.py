@@ -217,6 +217,11 @@ def test_a_name_of_several_sizes_is_explained() -> None:
     )
 
 
+def test_the_verdict_on_a_fine_tune_names_the_model_that_it_is_taken_for() -> None:
+    page, _ = run(BudgetOptions("someone/Llama-2-7B-of-mine", "h100", version="0.33.0"))
+    assert page.startswith("FITS: someone/Llama-2-7B-of-mine (taken for meta-llama/Llama-2-7b-chat-hf) on 1 x h100")
+
+
 def test_a_log_with_another_context_is_noted() -> None:
     log = str(LOGS / "v1_0.11.0_tp2_capture_hang.log")
     told = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3.1-8b -tp 2 --gpu-memory-utilization 0.95", log=log))

@@ -57,7 +57,7 @@ class Model:
     architecture, which is read like Llama; `doubt` has the reason for doubt. `latent` is the width of a token in MLA's
     cache, 0 for other attention. `mixed` has modules with bits of their own. `encoders` are the fields of vision and
     audio encoders by the name of their object. `facts` is the sentence about the origin of a shape that is known by its
-    name alone.
+    name alone, `taken_for` the repository whose shape a fine-tune's name was taken for.
     """
 
     name: str
@@ -85,6 +85,7 @@ class Model:
     stack: tuple[Layer, ...] = ()
     experts: Experts | None = None
     facts: str = ""
+    taken_for: str = ""
     counted: dict[range, Counter[WeightPart]] = field(init=False, default_factory=dict, compare=False, repr=False)
     """The parts of ranges of its layers: ledgers over releases and GPUs ask for them many times."""
 
@@ -195,7 +196,8 @@ def _by_name(name: str, version: str) -> Model | None:
     model = parse(shape.config, name, Path(name), shape.repository, version)
     doubt = f"which modules of a checkpoint in {shape.format} stay in 16 bits is unknown"
     is_doubtful = shape.format and (shape.irregular or model.has_states)
-    return replace(model, facts=shape.note, doubt=model.doubt or (doubt if is_doubtful else ""))
+    taken_for = shape.repository if shape.tune else ""
+    return replace(model, facts=shape.note, taken_for=taken_for, doubt=model.doubt or (doubt if is_doubtful else ""))
 
 
 def parse(fields: Mapping[str, Any], name: str, folder: Path, place: str, version: str) -> Model:
