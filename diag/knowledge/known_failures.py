@@ -24,6 +24,7 @@ from diag.vllm.flags.registry import known, release, versions
 FILES = {
     "context": "What the log around the error decides",
     "known_issues": "Defects of vLLM",
+    "threads": "Defects and limits that a public thread explains",
     "launch": "The launch command",
     "features": "KV transfer, structured output, multimodal input and other features",
     "configuration": "The configuration: the model, its parallelism, quantization, LoRA",
