@@ -79,6 +79,11 @@ AVOID_LATE = (
 )
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
+_SAYS_NOTHING = re.compile(
+    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See (?:root cause|stack)"
+)
+_IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1|^ +File ")
+"""An error that only says that another process failed, and lines that are no reason of it."""
 NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
@@ -253,6 +258,9 @@ def known_failure(
     """
     if not texts:  # reading the table takes a tenth of a second
         return None
+    given = len(texts)
+    if _SAYS_NOTHING.search(texts[0]):  # what another program or a library printed beside it may say more
+        texts = [*texts, *(line for line in context.nearby.splitlines()[::-1] if not _IS_LOGGED.search(line))]
     tiers: list[list[FailureKind]] = [[], [], [], [], []]
     tier_of = {SHAPES: 2, RAISED: 3, PLACES: 4}
     for failure in table():
@@ -279,7 +287,7 @@ def known_failure(
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
                 is_decided = failure.has_context and not failure.computed_first
-                seen = values.get("", "")
+                seen = values.get("", "") or ("" if text in texts[:given] else printable(hidden(text), MOST_SEEN))
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return spare
 
