@@ -21,23 +21,8 @@ from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import known, release, versions
 
-FILES = {
-    "context": "What the log around the error decides",
-    "known_issues": "Defects of vLLM",
-    "threads": "Defects and limits that a public thread explains",
-    "launch": "The launch command",
-    "features": "KV transfer, structured output, multimodal input and other features",
-    "configuration": "The configuration: the model, its parallelism, quantization, LoRA",
-    "environment": "The environment: ports, the Hugging Face Hub, disk, libraries, drivers",
-    "memory": "Memory",
-    "devices": "Faults of devices",
-    "compilation": "Compilers and CUDA graphs",
-    "ranks": "Several ranks and nodes",
-    "shapes": "What the error itself asks for",
-    "raised": "What vLLM's own source says of its error",
-    "places": "By the place in the code, for exceptions of no other kind",
-}
-"""The files of the table with their headings, in the order in which their patterns are tried."""
+FILES = read(PACKAGE / "knowledge" / "failure_files.toml", dict[str, str])
+"""The files of the table with their headings, in the order in which their patterns are tried (failure_files.toml)."""
 PLACES, RAISED, SHAPES = "places", "raised", "shapes"
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
@@ -80,7 +65,7 @@ AVOID_LATE = (
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
 _SAYS_NOTHING = re.compile(
-    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See (?:root cause|stack)"
+    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See stack"
 )
 _IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1|^ +File ")
 """An error that only says that another process failed, and lines that are no reason of it."""
