@@ -243,9 +243,10 @@ def known_failure(
     """
     if not texts:  # reading the table takes a tenth of a second
         return None
-    given = len(texts)
+    beside = []
     if _SAYS_NOTHING.search(texts[0]):  # what another program or a library printed beside it may say more
-        texts = [*texts, *(line for line in context.nearby.splitlines()[::-1] if not _IS_LOGGED.search(line))]
+        lines = context.nearby.splitlines()[::-1]
+        beside = [line for line in lines if not (_IS_LOGGED.search(line) or _SAYS_NOTHING.search(line))]
     tiers: list[list[FailureKind]] = [[], [], [], [], []]
     tier_of = {SHAPES: 2, RAISED: 3, PLACES: 4}
     for failure in table():
@@ -254,7 +255,7 @@ def known_failure(
     for number, kinds in enumerate(tiers):
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
             texts, frames = _with_source(texts, raised, context), frames or f"{raised.module}:"
-        for text, failure in itertools.product(texts, kinds):
+        for text, failure in itertools.product([*texts, *(beside if number == 1 else ())], kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
                 kernel = kernel_of(frames, text) if failure.by_owner else None
@@ -272,7 +273,7 @@ def known_failure(
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
                 is_decided = failure.has_context and not failure.computed_first
-                seen = values.get("", "") or ("" if text in texts[:given] else printable(hidden(text), MOST_SEEN))
+                seen = values.get("", "") or (printable(hidden(text), MOST_SEEN) if text in beside else "")
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return spare
 
