@@ -73,7 +73,7 @@ def run(options: PreflightOptions, contract_file: Path | None = None) -> Preflig
 
 def print_report(results: Preflight, form: Literal["terminal", "json", "markdown"], verbose: bool) -> int:
     """Print the results; return the exit status."""
-    render = {"json": text.render_json, "markdown": text.render_markdown}.get(form)
+    render = {"json": text.DOCUMENT.text, "markdown": text.render_markdown}.get(form)
     sys.stdout.write(render(results) if render else text.render(results, verbose=verbose))
     return STATUS[results.answer]
 

@@ -1,4 +1,4 @@
-"""JSON documents of the commands, each drawn by its schema: the schemas alone say what is in a document and its order."""
+"""JSON documents of the commands, each drawn by its schema, which alone says what is in a document, in its order."""
 
 import json
 import math
@@ -22,7 +22,7 @@ class Document:
     minLength, becomes null; a field that is not required and must not be null is left out then.
     """
 
-    def __init__(self, name: str, derived: Derived = {}) -> None:
+    def __init__(self, name: str, derived: Derived) -> None:
         self._name, self._derived = name, derived
 
     @cached_property
@@ -54,7 +54,7 @@ class Document:
                 return _allowed(shape, [of_items(part) for part in value])
 
         elif "object" in kinds:
-            of_values = self._maker(shape["additionalProperties"])
+            of_values = self._maker(shape.get("additionalProperties", {}))
 
             def make(value: Any) -> Any:
                 pairs = value.items() if isinstance(value, Mapping) else sorted(value)  # of a subject
@@ -109,11 +109,12 @@ class Document:
 def _allowed(shape: Shape, value: Any) -> Any:
     """Return the value, or None for one that the shape forbids."""
     if isinstance(value, str):
-        forbidden = len(value) < shape.get("minLength", 0) or not value and "" not in shape.get("enum", ("",))
+        forbidden = len(value) < shape.get("minLength", 0) or (not value and "" not in shape.get("enum", ("",)))
     elif isinstance(value, list):
         forbidden = len(value) < shape.get("minItems", 0)
     else:
-        forbidden = isinstance(value, float | int) and not (value >= shape.get("minimum", -math.inf) and value < math.inf)
+        least, above = shape.get("minimum", -math.inf), shape.get("exclusiveMinimum", -math.inf)
+        forbidden = isinstance(value, float | int) and not (least <= value < math.inf and above < value)
     return None if forbidden else value
 
 

@@ -171,7 +171,7 @@ def configuration(whole: Document, detail: bool) -> Document:
 
 def comparison(found: Verification, detail: bool) -> Document:
     """Return the incidents after a change beside those before; with detail also the loads and every signal."""
-    whole = verify.document(found)
+    whole = verify.DOCUMENT.of(found)
     servers = whole["servers"]
     if not detail:
         names = ("before", "after", "comparable", "reasons", "changes", "new_incidents", "user_metrics")
