@@ -374,7 +374,8 @@ def evidence_rows(found: Sequence[Reading]) -> list[tuple[str, ...]]:
     rows = []
     for reading in found:
         name, *values = reading_row(reading)
-        rows.append((f"{name} ({listed(list(reading.culprits))})" if reading.culprits else name, *values))
+        culprits = listed(list(map(words.culprit, reading.culprits)))
+        rows.append((f"{name} ({culprits})" if culprits else name, *values))
     return rows
 
 

@@ -61,11 +61,11 @@ class Document:
                 return {name: of_values(part) for name, part in pairs}
 
         else:
-            is_whole, is_setting = "integer" in kinds, "number" in kinds and "string" in kinds
+            is_whole = "integer" in kinds or {"number", "string"}.issubset(kinds)  # a setting: 64, as in a command
 
             def make(value: Any) -> Any:
-                if isinstance(value, float) and (is_whole or (is_setting and value.is_integer())):
-                    return int(value)  # a setting is written as on a command line: 64, not 64.0
+                if is_whole and isinstance(value, float) and value.is_integer():
+                    value = int(value)
                 return _allowed(shape, joined(value) if isinstance(value, tuple) else value)
 
         return lambda value: None if value is None else make(value)
