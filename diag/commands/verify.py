@@ -52,8 +52,8 @@ def _identity(target: str) -> str:
 
 def print_report(verification: Verification, form: Format) -> int:
     """Print a comparison on standard output; return the exit status."""
-    forms = {"terminal": render, "json": DOCUMENT.text, "markdown": render_markdown}
-    sys.stdout.write(forms[form](verification))
+    forms = {"terminal": render, "markdown": render_markdown}
+    sys.stdout.write(DOCUMENT.text(verification) if form == "json" else forms[form](verification))
     return EXIT[verification.verdict]
 
 
