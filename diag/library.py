@@ -50,10 +50,9 @@ class ServerReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `diag doctor --json` (diag.doctor.schema.json)."""
-        from diag.report.json import render
+        from diag.report.json import DOCTOR
 
-        document: dict[str, Any] = json.loads(render(self._judged))
-        return document
+        return DOCTOR.of(self._judged)
 
     def to_markdown(self) -> str:
         """Return the text of `diag doctor --markdown`."""

@@ -191,10 +191,10 @@ def gpus(
 ) -> None:
     """Judge the GPUs of this host, also without a server: throttling, faults, lanes of PCIe, and who holds memory."""
     from diag.commands.gpus import run
-    from diag.report.gpus import STATUS, render, render_json
+    from diag.report.gpus import DOCUMENT, STATUS, render
 
     judged = run([name.strip() for name in gpus.split(",") if name.strip()], duration, every, *configuration)
-    typer.echo((render_json if as_json else render)(judged), nl=False)
+    typer.echo((DOCUMENT.text if as_json else render)(judged), nl=False)
     raise typer.Exit(STATUS[judged.verdict])
 
 

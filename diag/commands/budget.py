@@ -24,7 +24,7 @@ from diag.core.files import exists, expanded
 from diag.core.formatting import GIB, gibibytes, printable
 from diag.core.metric_prefix import GENERATED, RUNNING, metric
 from diag.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
-from diag.report.gpu_sizing import Budget, render_budget, render_budget_json, render_sizing, render_sizing_json
+from diag.report.gpu_sizing import BUDGET_DOCUMENT, SIZING_DOCUMENT, Budget, render_budget, render_sizing
 from diag.sources.observation import Observation
 from diag.vllm import gpus, work
 from diag.vllm.command import parse as command
@@ -59,13 +59,13 @@ def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
     """Return the text to print, and the exit status; of several GPUs 0 if one fits, 2 if none, 3 if that is unknown."""
     if not options.compares:
         budget = estimate(options)
-        return (render_budget_json if as_json else render_budget)(budget), STATUS[budget.ledger.verdict]
+        return (BUDGET_DOCUMENT.text if as_json else render_budget)(budget), STATUS[budget.ledger.verdict]
     is_server = options.target.startswith(("http://", "https://"))
     is_server |= (Path(options.target) / "recording.toml").is_file()
     sizing = size_up(options, traffic(options.target) if is_server else None)
     verdicts = {deployment.ledger.verdict for deployment in sizing.rows}
     status = 0 if sizing.best and "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
-    return (render_sizing_json if as_json else render_sizing)(sizing), status
+    return (SIZING_DOCUMENT.text if as_json else render_sizing)(sizing), status
 
 
 # -- one GPU -----------------------------------------------------------------------------------------------------------

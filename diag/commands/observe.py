@@ -172,8 +172,8 @@ def export_signals(options: ObserveOptions, file: Path | None) -> str:
 def show_configuration(options: ObserveOptions, as_json: bool) -> str:
     """Return the configuration of each server and the source of each value, after one scrape."""
     from diag.diagnosis import configuration
-    from diag.report.settings import render_config, render_config_json
+    from diag.report.settings import CONFIG, render_config
 
     observation = source.observe(replace(options, duration=0.0), Scraping())
     servers, notes = configuration.configurations(observation), configuration.notes(observation)
-    return (render_config_json if as_json else render_config)(servers, notes)
+    return CONFIG.text((servers, notes)) if as_json else render_config(servers, notes)

@@ -73,8 +73,11 @@ def run(options: PreflightOptions, contract_file: Path | None = None) -> Preflig
 
 def print_report(results: Preflight, form: Literal["terminal", "json", "markdown"], verbose: bool) -> int:
     """Print the results; return the exit status."""
-    render = {"json": text.render_json, "markdown": text.render_markdown}.get(form)
-    sys.stdout.write(render(results) if render else text.render(results, verbose=verbose))
+    if form == "json":
+        sys.stdout.write(text.DOCUMENT.text(results))
+    else:
+        is_markdown = form == "markdown"
+        sys.stdout.write(text.render_markdown(results) if is_markdown else text.render(results, verbose=verbose))
     return STATUS[results.answer]
 
 

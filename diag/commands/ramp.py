@@ -78,7 +78,8 @@ def print_report(ramp: Ramp, form: Format, earlier: RampResult | None = None) ->
     """
     comparison = _against(ramp, earlier)
     if form == "json":
-        page = text.render_json(ramp, {"against": kept_text.comparison_document(comparison)} if comparison else {})
+        against = {"against": kept_text.DOCUMENT.of(comparison, "comparison")} if comparison else {}
+        page = text.DOCUMENT.text(ramp, **against)
     else:
         plain = form == "terminal"
         page = text.render(ramp) if plain else text.render_markdown(ramp)
@@ -97,7 +98,7 @@ def print_report(ramp: Ramp, form: Format, earlier: RampResult | None = None) ->
 
 
 def _against(ramp: Ramp, earlier: RampResult | None) -> RampComparison | None:
-    return compare(earlier, kept_ramp.parse(text.document(ramp), "this ramp", time.time())) if earlier else None
+    return compare(earlier, kept_ramp.parse(text.DOCUMENT.of(ramp), "this ramp", time.time())) if earlier else None
 
 
 def read_earlier(file: Path | None) -> RampResult | None:
@@ -118,13 +119,13 @@ def print_kept(files: Sequence[str], earlier: RampResult | None, form: Format) -
     if earlier is None:
         line_up = trend(ramps)
         forms = {"terminal": kept_text.render_trend, "markdown": kept_text.render_trend_markdown}
-        sys.stdout.write(kept_text.render_json(None, line_up) if form == "json" else forms[form](line_up))
+        sys.stdout.write(kept_text.DOCUMENT.text((None, line_up)) if form == "json" else forms[form](line_up))
         return 0
     if len(ramps) != 1:
         raise BadUsage("--against compares one result: give one TARGET, or leave --against out for a table of them all")
     compared = compare(earlier, ramps[0])
     if form == "json":
-        sys.stdout.write(kept_text.render_json(compared, trend([compared.before, compared.after])))
+        sys.stdout.write(kept_text.DOCUMENT.text((compared, trend([compared.before, compared.after]))))
     else:
         render = kept_text.render if form == "terminal" else kept_text.render_markdown
         sys.stdout.write(render(compared))

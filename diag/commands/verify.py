@@ -14,7 +14,7 @@ from diag.core.subjects import instance_name
 from diag.http.address import parse
 from diag.report.coverage import normal_sentence
 from diag.report.layout import paragraph
-from diag.report.verify import render, render_json, render_markdown
+from diag.report.verify import DOCUMENT, render, render_markdown
 from diag.sources.source import is_path, shown_targets
 from diag.verify.compare import Verification, compare
 
@@ -52,8 +52,8 @@ def _identity(target: str) -> str:
 
 def print_report(verification: Verification, form: Format) -> int:
     """Print a comparison on standard output; return the exit status."""
-    forms = {"terminal": render, "json": render_json, "markdown": render_markdown}
-    sys.stdout.write(forms[form](verification))
+    forms = {"terminal": render, "markdown": render_markdown}
+    sys.stdout.write(DOCUMENT.text(verification) if form == "json" else forms[form](verification))
     return EXIT[verification.verdict]
 
 

@@ -108,6 +108,10 @@ class ServerView(Protocol):
     def has_server(self) -> bool:
         """True if a log or a process shows that there is, or was, a server."""
 
+    @property
+    def serves_nobody(self) -> bool:
+        """True if the processes show that nothing is left to answer: engines whose API server has ended."""
+
     def start(self) -> None:
         """Start the threads that work between two scrapes."""
 
@@ -136,6 +140,10 @@ class HostCollectors:
     @property
     def has_server(self) -> bool:
         return self.log is not None or bool(self.processes and (self.processes.owners() or self.processes.strays()))
+
+    @property
+    def serves_nobody(self) -> bool:
+        return bool(self.processes and self.processes.serves_nobody())
 
     def start(self) -> None:
         if self.gpus:

@@ -374,14 +374,16 @@ def evidence_rows(found: Sequence[Reading]) -> list[tuple[str, ...]]:
     rows = []
     for reading in found:
         name, *values = reading_row(reading)
-        rows.append((f"{name} ({listed(list(reading.culprits))})" if reading.culprits else name, *values))
+        culprits = listed(list(map(words.culprit, reading.culprits)))
+        rows.append((f"{name} ({culprits})" if culprits else name, *values))
     return rows
 
 
 def reading_row(reading: Reading) -> tuple[str, str, str, str]:
-    """Return name, value, threshold and history of a reading."""
+    """Return name, value, threshold and history of a reading; "yes" and "no" say all without a threshold."""
+    threshold = "" if reading.condition.signal.unit == "bool" else reading.threshold
     value, history = Span(reading.shown, "value"), Span(_history_bars(reading), "history")
-    return reading.condition.signal.name, value, reading.threshold, history
+    return reading.condition.signal.name, value, threshold, history
 
 
 def _history_bars(reading: Reading) -> str:

@@ -273,5 +273,5 @@ def not_seen(report: Report) -> list[str]:
     lines = []
     for (name, lacks), names in servers.items():
         where = f" on {listed(list(map(printable, names)))}" if len(report.servers) > 1 and names[0] else ""
-        lines.append(f"{titles([name], report)[0]}: {lacks}{where}")
+        lines.append(f"{titles([name], report)[0]}, for lack of {lacks}{where}")
     return lines

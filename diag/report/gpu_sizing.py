@@ -5,18 +5,14 @@ Each has plain text of at most 100 columns and JSON: schemas "diag.budget/2" and
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from diag.core.formatting import GIB, gibibytes, plural, quantity
-from diag.report.documents import fields, headed, json_text
+from diag.report.documents import Document
 from diag.report.layout import paragraph, table
 from diag.vllm.deployments import Deployment, Sizing
 from diag.vllm.memory.ledger import Ledger
-from diag.vllm.memory.usage import ByteRange
-from diag.vllm.work import REACHED, Ceiling
+from diag.vllm.work import REACHED
 
-BUDGET_SCHEMA = "diag.budget/2"
-SIZING_SCHEMA = "diag.sizing/2"
 EXACT = 0.002
 """Bounds that are closer than this share are those of a log, whose figures are rounded."""
 MOST_COLUMNS = 94
@@ -162,52 +158,19 @@ def _how(one: Deployment) -> str:
     return " ".join(filter(None, ("another checkpoint" if one.checkpoint else "", one.flags)))
 
 
-def render_budget_json(budget: Budget) -> str:
-    """Render the estimate as JSON: bytes as integers, ranges as [least, most], null if unknown."""
-    ledger, setup = budget.ledger, budget.ledger.setup
-    content = {
-        "model": budget.model,
-        "gpu": {"name": budget.gpu, "total_bytes": setup.total, "count": setup.gpus * setup.data},
-        **fields(ledger, "vllm=setup.version verdict reasons"),
-        "notes": list(budget.notes),
-        "rows": [
-            {
-                **fields(row, "name basis source"),
-                **_with_estimate("bytes", "estimate_bytes", row.computed),
-                "log_bytes": _pair(row.logged),
-            }
-            for row in ledger.rows
-        ],
-        "kv_cache": {
-            **fields(ledger, "token_bytes block_bytes? needed_bytes=needed"),
-            "blocks": _pair(ledger.blocks),
-            **_with_estimate("tokens", "tokens_estimate", ledger.tokens),
-            "range_because": ledger.doubt or None,
-            "concurrency": [round(bound, 4) for bound in ledger.concurrency] if ledger.concurrency else None,
-            "logged": dict(budget.logged),
+_PAIR = {"ByteRange": {"pair": lambda size: [size.low, size.high]}}
+BUDGET_DOCUMENT = Document(
+    "budget",
+    {
+        **_PAIR,
+        "Budget": {
+            "gpus": lambda budget: budget.ledger.setup.gpus * budget.ledger.setup.data,
+            "concurrency": lambda budget: [round(bound, 4) for bound in budget.ledger.concurrency or ()],
         },
-        "max_model_len": {"requested": setup.length, "safe": budget.longest},
-        "max_num_seqs": {"requested": setup.sequences, "safe": budget.sequences},
-        "suggestions": [{"flag": flag, "value": value} for flag, value in budget.suggestions],
-        "offers": [
-            {
-                **fields(offer, "change flags needs_checkpoint=checkpoint gpus max_model_len=ledger.setup.length"),
-                **_with_estimate("kv_cache_tokens", "kv_cache_tokens_estimate", offer.ledger.tokens),
-                **fields(offer, "requests output_tokens_per_second?=output_rate"),
-                "dollars_per_million_output_tokens": None,
-            }
-            for offer in budget.offers
-        ],
-    }
-    return json_text(headed(BUDGET_SCHEMA, content))
-
-
-def _with_estimate(name: str, estimate: str, size: ByteRange | None) -> dict[str, Any]:
-    return {name: _pair(size), estimate: size.central if size else None}
-
-
-def _pair(size: ByteRange | None) -> list[int] | None:
-    return [size.low, size.high] if size else None
+        "Deployment": {"dollars": lambda _: None},
+    },
+)
+"""Bytes as integers, ranges as [least, most], null if unknown."""
 
 
 # -- several GPUs beside each other -----------------------------------------------------------------------------------
@@ -270,35 +233,19 @@ def _sizing_table(sizing: Sizing) -> list[str]:
     return table([[*head, *["how"] * has_changes], *rows], right=(3, 4, 5, 7, 8, 9)) if rows else []
 
 
-def render_sizing_json(sizing: Sizing) -> str:
-    """Render the comparison as JSON: the rows of the page."""
+def _configurations(sizing: Sizing) -> list[tuple[object, ...]]:
+    """Return each deployment with its ceilings, each of them with its costs."""
+    return [
+        (one, *(reached and (reached, sizing.costs(one, reached)) for reached in (one.decode, one.prefill)))
+        for one in sizing.rows
+    ]
 
-    def ceiling(one: Deployment, reached: Ceiling | None) -> dict[str, Any] | None:
-        if reached is None:
-            return None
-        costs = zip(("at_ceiling", "at_utilisation"), sizing.costs(one, reached), strict=True)
-        return {
-            **fields(reached, "tokens_per_second step_seconds=step read_seconds=read compute_seconds=compute"),
-            **fields(reached, "send_seconds=send binds"),
-            "dollars_per_million_tokens": dict(costs),
-        }
 
-    content = {
-        **fields(sizing, "answer launch? model notes vllm=version context concurrency utilisation"),
-        **fields(sizing, "measured_output_tokens_per_second=measured"),
-        "reached": list(REACHED),
-        "configurations": [
-            {
-                "gpu": one.gpu.name if one.gpu else "",
-                **fields(one, "gpus replicas tensor_parallel_size=setup.tensor change flags"),
-                **fields(one, "needs_checkpoint=checkpoint verdict=ledger.verdict reasons=ledger.reasons"),
-                **_with_estimate("kv_cache_tokens", "kv_cache_tokens_estimate", one.ledger.tokens),
-                **fields(one, "requests batch"),
-                "decode": ceiling(one, one.decode),
-                "prefill": ceiling(one, one.prefill),
-            }
-            for one in sizing.rows
-        ],
-        "choices": list(sizing.choices),
-    }
-    return json_text(headed(SIZING_SCHEMA, content))
+SIZING_DOCUMENT = Document(
+    "sizing",
+    {
+        **_PAIR,
+        "Sizing": {"reached": lambda _: REACHED, "configurations": _configurations},
+        "Deployment": {"gpu_name": lambda one: one.gpu.name if one.gpu else ""},
+    },
+)

@@ -7,10 +7,9 @@ from typing import NamedTuple
 from diag.core.formatting import gibibytes, listed, plural, quantity
 from diag.core.incident import RANK, Severity
 from diag.diagnosis.decision_table import LOOK
-from diag.report.documents import fields, headed, json_text
+from diag.report.documents import Document
 from diag.report.layout import labelled, paragraph, table
 
-SCHEMA = "diag.gpus/1"
 STATUS = {"healthy": 0, "no_incident": 0, "warning": 1, "critical": 2, "unknown": 3}
 WORDS = {
     "critical": "CRITICAL",
@@ -117,17 +116,13 @@ def render(seen: NodeGpus) -> str:
     return "\n".join([*lines, *labelled("Source", [f"the driver, for {quantity(seen.seconds, 'seconds')}"])]) + "\n"
 
 
-def render_json(seen: NodeGpus) -> str:
-    """Render the document of diag.gpus.schema.json."""
-    gpus = [
-        {
-            **fields(gpu, "gpu verdict not_seen"),
-            "info": {name: value for name, value in gpu.info.items() if name not in ("__name__", "gpu")},
-            "findings": [fields(finding, "id severity message do?") for finding in gpu.findings],
-            "processes": [fields(process, "pid name? role bytes=memory") for process in gpu.processes],
-            "values": dict(sorted(gpu.values.items())),
-        }
-        for gpu in seen.gpus
-    ]
-    content = {**fields(seen, "host seconds verdict"), "exit_status": STATUS[seen.verdict], "gpus": gpus}
-    return json_text(headed(SCHEMA, content))
+DOCUMENT = Document(
+    "gpus",
+    {
+        "NodeGpus": {"exit_status": lambda node: STATUS[node.verdict]},
+        "JudgedGpu": {
+            "labels": lambda gpu: {name: value for name, value in gpu.info.items() if name not in ("__name__", "gpu")},
+            "samples": lambda gpu: dict(sorted(gpu.values.items())),
+        },
+    },
+)

@@ -15,7 +15,7 @@ from diag.lint.rule import LintFinding, LintReport, LintResult
 from diag.lint.rules import RULES
 from diag.report.documents import json_text
 from diag.report.markdown import escape, table
-from diag.report.settings import place, render_lint, render_lint_json
+from diag.report.settings import LINT, place, render_lint
 
 _SITE = PUBLISHED.partition("generated/")[0]
 _LEVELS = {"error": "error", "warning": "warning", "info": "note"}
@@ -152,7 +152,7 @@ def _markdown(result: LintResult) -> str:
 
 FORMATS: Mapping[str, Callable[[LintResult], str]] = {
     "text": render_lint,
-    "json": render_lint_json,
+    "json": LINT.text,
     "sarif": _sarif,
     "github": _github,
     "junit": _junit,

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from diag.core.formatting import escaped, listed, plural
 from diag.preflight.check import GROUPS, STATES, CheckResult, State
 from diag.preflight.checks import STATUS, Answer, Preflight
-from diag.report.documents import fields, headed, json_text
+from diag.report.documents import Document
 from diag.report.layout import labelled, paragraph
 from diag.report.markdown import table as markdown_table
 from diag.report.sentences import grouped
 
-SCHEMA = "diag.preflight/1"
 MOST_LINES = 40
 LABEL = 14
 _HEADLINES: dict[Answer, str] = {
@@ -99,11 +98,4 @@ def render_markdown(found: Preflight) -> str:
     return "\n".join([head, "", results, *["", *ignored] * bool(ignored)]) + "\n"
 
 
-def render_json(found: Preflight) -> str:
-    content = {
-        **fields(found, "target vllm=version answer"),
-        "exit_status": STATUS[found.answer],
-        "results": [fields(result, "id group state message why do?") for result in found.results],
-        "ignored": dict(found.ignored),
-    }
-    return json_text(headed(SCHEMA, content))
+DOCUMENT = Document("preflight", {"Preflight": {"exit_status": lambda found: STATUS[found.answer]}})

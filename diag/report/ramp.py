@@ -4,21 +4,19 @@ The JSON has the schema "diag.ramp/1" (diag.ramp.schema.json). The page needs no
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 from markupsafe import Markup
 
 from diag import __version__
 from diag.core.formatting import number, plural, quantity
 from diag.diagnosis.proposals import Proposal
-from diag.ramp.analysis import BoundBy, Ramp
+from diag.ramp.analysis import Ramp
 from diag.ramp.plan import holds, why_unusable
-from diag.ramp.results import ClientResult
-from diag.ramp.step import SLOS, Step
+from diag.ramp.step import Step
 from diag.report import svg
-from diag.report.documents import fields, headed, json_text
+from diag.report.documents import Document
 from diag.report.html import page
 from diag.report.layout import paragraph, table
 from diag.report.markdown import drawn as drawn_in_markdown
@@ -29,7 +27,6 @@ from diag.report.spans import ReportPart, Text, label
 from diag.report.svg import element, pixels
 from diag.report.tree import proposal_part
 
-SCHEMA = "diag.ramp/1"
 LABEL = 13
 HEAD = ["load", "requests/s", "output/s", "TTFT p50", "p99", "ITL p50", "p99", "in flight", "waiting", ""]
 MOST_CHANGES = 3
@@ -215,66 +212,26 @@ def _plot(ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def render_json(ramp: Ramp, more: Mapping[str, Any] = {}) -> str:
-    """Render the document of a ramp, with more keys at its end."""
-    return json_text({**document(ramp), **more})
+def _judged(ramp: Ramp, step: Step) -> tuple[object, ...]:
+    """Return a step with what its ramp says of it: whether it counts, is within the SLO and holds, or is unusable."""
+    is_within = not step.breaches(ramp.limits.contract)
+    counts, unusable = step.counts(ramp.limits.seconds), why_unusable(step, ramp.limits)
+    return step, counts, is_within, holds(step, ramp.limits), unusable
 
 
-def document(ramp: Ramp) -> dict[str, Any]:
-    measured_on, lengths = ramp.measured_on, ramp.lengths
-    at = datetime.fromtimestamp(measured_on.at, UTC).isoformat(timespec="seconds") if measured_on.at else None
-    content = {
-        **fields(ramp, "target model vllm=version"),
-        **fields(measured_on, "launch? gpus gpu_power_limits=power_limits"),
-        "measured_at": at,
-        **{f"{name}_tokens": getattr(lengths, name) if lengths else None for name in ("prompt", "output", "prefix")},
-        "length_spread": lengths.spread if lengths else None,
-        "load_by": measured_on.load_by or None,
-        "slo": fields(ramp.limits.contract, f"{' '.join(SLOS.values())} objective"),
-        "ceiling": _step_document(ramp, ramp.ceiling.step) if ramp.ceiling else None,
-        "knee": ramp.ceiling.knee.offer.concurrency if ramp.ceiling and ramp.ceiling.knee else None,
-        "binds": _candidate_document(ramp.binds) if ramp.binds else None,
-        "next": ramp.next.id if ramp.next else None,
-        "candidates": [_candidate_document(candidate) for candidate in ramp.candidates],
-        "traffic": ramp.traffic._asdict() if ramp.traffic else None,
-        **fields(ramp, "headroom ended stopped"),
-        "steps": [_step_document(ramp, step) for step in ramp.steps],
-        "notes": list(ramp.notes),
-    }
-    return headed(SCHEMA, content)
+def _measured_at(ramp: Ramp) -> str | None:
+    at = ramp.measured_on.at
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") if at else None
 
 
-def _candidate_document(candidate: BoundBy) -> dict[str, Any]:
-    changes = [
-        fields(proposal, "flag?=fix.flag before after restart=fix.restart text") for proposal in candidate.proposals
-    ]
-    return {**fields(candidate, "id name state cause evidence pressure"), "changes": changes}
-
-
-def _step_document(ramp: Ramp, step: Step) -> dict[str, Any]:
-    rates = "requests_per_second output_tokens_per_second"
-
-    def latencies(of: Step | ClientResult) -> dict[str, Any]:
-        parts = {"ttft": of.ttft, "itl": of.itl, "e2e": of.e2e}
-        return {
-            name: {**latency._asdict(), "bucket": list(latency.bucket) if latency.bucket else None}
-            for name, latency in parts.items()
+DOCUMENT = Document(
+    "ramp",
+    {
+        "Ramp": {
+            "measured_at": _measured_at,
+            "ceiling_step": lambda ramp: ramp.ceiling and _judged(ramp, ramp.ceiling.step),
+            "judged_steps": lambda ramp: [_judged(ramp, step) for step in ramp.steps],
+            "against": lambda _: None,  # of two ramps
         }
-
-    client = step.client
-    return {
-        **fields(step.offer, "concurrency rate"),
-        "measured_by": step.by,
-        "counts": step.counts(ramp.limits.seconds),
-        "within_slo": not step.breaches(ramp.limits.contract),
-        "holds": holds(step, ramp.limits),
-        **fields(step, f"seconds requests {rates} prompt_tokens_per_second"),
-        **fields(step, "running waiting in_flight tokens_per_step preemptions"),
-        **latencies(step),
-        **fields(step, "scrapes quarters cpu_wait"),
-        "failures": step.failures._asdict() if step.failures else None,
-        "unusable": why_unusable(step, ramp.limits),
-        "client": {**fields(client, f"completed failed seconds {rates} cores"), **latencies(client)}
-        if client
-        else None,
-    }
+    },
+)

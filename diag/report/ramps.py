@@ -3,13 +3,11 @@
 The JSON has the schema "diag.ramps/1" (diag.ramps.schema.json).
 """
 
-import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from diag.core.formatting import escaped, listed, number, plural, quantity
-from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, Figure, RampComparison, Trend, TrendLine
-from diag.report.documents import fields, headed, json_text
+from diag.ramp.comparison import MEASURES, NOTABLE, ComparedFigure, RampComparison, Trend, TrendLine
+from diag.report.documents import Document
 from diag.report.layout import aligned, paragraph, shortened
 from diag.report.markdown import drawn as drawn_in_markdown
 from diag.report.markdown import escape
@@ -18,7 +16,6 @@ from diag.report.plain_text import drawn
 from diag.report.spans import ReportPart
 from diag.sources.kept_ramp import RampResult
 
-SCHEMA = "diag.ramps/1"
 LABEL = 11
 NOT_KNOWN = "not known"
 REASONS: Mapping[str, str] = {
@@ -194,59 +191,20 @@ def render_trend_markdown(found: Trend) -> str:
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def render_json(comparison: RampComparison | None, found: Trend) -> str:
-    content = {
-        "common_rate": found.rate,
-        "results": [_line_document(line) for line in found.lines],
-        "comparison": comparison_document(comparison) if comparison else None,
-    }
-    return json_text(headed(SCHEMA, content))
-
-
-def _line_document(line: TrendLine) -> dict[str, Any]:
-    ramp, against = line.ramp, line.against
-    return {
-        "file": ramp.file,
-        "measured_at": ramp.measured.isoformat(timespec="seconds") if ramp.is_dated else None,
-        **fields(ramp, "vllm?=version model? gpus"),
-        "ceiling": ramp.ceiling.served if ramp.ceiling else None,
-        "itl_p99": line.itl.value if line.itl else None,
-        "binds": ramp.binds or None,
-        "verdict": against.verdict if against else None,
-        "differences": [difference._asdict() for difference in against.differences] if against else [],
-    }
-
-
-def comparison_document(found: RampComparison) -> dict[str, Any]:
-    return {
-        "verdict": found.verdict,
-        "headline": escaped(headline(found)),
-        **fields(found, "before=before.file after=after.file"),
-        "rates": [_figure_document(figure) for figure in found.rates],
-        "latencies": [_figure_document(figure) for figure in found.latencies],
-        "binds": fields(found, "before?=before.binds after?=after.binds"),
-        "differences": [difference._asdict() for difference in found.differences],
-        "unknown": list(found.unknown),
-        "cause": cause(found) if found.verdict == "worse" else None,
-    }
-
-
-def _figure_document(compared: ComparedFigure) -> dict[str, Any]:
-    def bounded(figure: Figure | None) -> dict[str, float | None] | None:
-        return figure and {"value": figure.value, "low": _finite(figure.low), "high": _finite(figure.high)}
-
-    return {
-        "name": compared.name,
-        "unit": "requests/s" if compared.rate is None else "seconds",
-        "rate": compared.rate,
-        "before": bounded(compared.before),
-        "after": bounded(compared.after),
-        "interpolated": compared.is_interpolated,
-        "change": compared.change,
-        "scatter": None if compared.scatter is None else _finite(compared.scatter),
-        **fields(compared, "verdict why"),
-    }
-
-
-def _finite(value: float) -> float | None:
-    return None if math.isinf(value) else value
+DOCUMENT = Document(
+    "ramps",
+    {
+        "TrendLine": {
+            "measured_at": lambda line: (
+                line.ramp.measured.isoformat(timespec="seconds") if line.ramp.is_dated else None
+            ),
+            "differences": lambda line: line.against.differences if line.against else (),
+        },
+        "RampComparison": {
+            "headline": lambda found: escaped(headline(found)),
+            "cause": lambda found: cause(found) if found.verdict == "worse" else None,
+        },
+        "ComparedFigure": {"unit": lambda figure: "requests/s" if figure.rate is None else "seconds"},
+    },
+)
+"""The document of a comparison, None without one, and a trend."""

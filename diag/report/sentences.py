@@ -386,7 +386,8 @@ def ruled_out(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """Return each look-alike that was ruled out, with the evidence against it: the number and its threshold."""
     evidence = []
     for name, reading, by_requirement in diagnosis.refuted:
-        decides = f"it requires {required(reading)}" if by_requirement else f"{reading.threshold} rules it out"
+        shown = "that" if reading.condition.signal.unit == "bool" else reading.threshold
+        decides = f"it requires {required(reading)}" if by_requirement else f"{shown} rules it out"
         evidence.append((name, f"{reading.sentence}; {decides}"))
     return evidence
 

@@ -3,20 +3,19 @@
 Each has plain text of at most 100 columns and JSON: schemas "diag.config/2" and "diag.lint/3" (diag.*.schema.json).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from diag.core.formatting import gibibytes, plural
 from diag.lint.rule import SEVERITIES, LintFinding, LintReport, LintResult
-from diag.report.documents import fields, headed, json_text
+from diag.report.documents import Document
 from diag.report.layout import labelled, paragraph, table, verbatim
 from diag.vllm.running_config import EXPORTER, FLAGS, PAGE, SET, Value
 
 if TYPE_CHECKING:
     from diag.diagnosis.configuration import ConfigEntry, Configuration
 
-CONFIG_SCHEMA = "diag.config/2"
-LINT_SCHEMA = "diag.lint/3"
 LABEL = 13
 """The column of labels in a lint report."""
 PARTLY = 18
@@ -92,38 +91,21 @@ def _json_value(name: str, value: Value | None) -> Value | int | bool | None:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def render_config_json(servers: "Sequence[Configuration]", notes: Sequence[str]) -> str:
-    content = {
-        "servers": [
-            {
-                **fields(server, "instance version? model?"),
-                "gpus": [{"gpu": gpu.number, "name": gpu.name, "memory_bytes": int(gpu.memory)} for gpu in server.gpus],
-                "settings": [
-                    {
-                        "name": entry.name,
-                        "value": _json_value(entry.name, entry.value),
-                        "source": source_text(entry) or None,
-                        "is_default": entry.default is not None,
-                        "other_sources": [
-                            {"value": _json_value(entry.name, other.value), "source": other.source}
-                            for other in entry.others
-                        ],
-                    }
-                    for entry in server.entries
-                ],
-                "unknown": [
-                    {"name": name, "reason": UNKNOWN[reason]}
-                    for reason, names in server.unknown.items()
-                    for name in names
-                ],
-                "incomplete": server.incomplete or None,
-                "environment": dict(server.environment),
-            }
-            for server in servers
-        ],
-        "notes": list(notes),
-    }
-    return json_text(headed(CONFIG_SCHEMA, content))
+CONFIG = Document(
+    "config",
+    {
+        "Configuration": {
+            "unknown": lambda server: [(name, UNKNOWN[why]) for why, names in server.unknown.items() for name in names]
+        },
+        "ConfigEntry": {
+            "value": lambda entry: _json_value(entry.name, entry.value),
+            "origin": source_text,
+            "is_default": lambda entry: entry.default is not None,
+            "others": lambda entry: [(_json_value(entry.name, each.value), each.source) for each in entry.others],
+        },
+    },
+)
+"""The document of servers, and of notes about them."""
 
 
 # -- the findings in a launch command ---------------------------------------------------------------------------------
@@ -200,28 +182,11 @@ def finding_lines(finding: LintFinding) -> Iterator[str]:
     yield from labelled("fix", [finding.fix], LABEL)
 
 
-def render_lint_json(result: LintResult) -> str:
-    """Render the findings as indented JSON; `corrected_command` is null if nothing can be corrected mechanically."""
-    launches = [
-        {
-            **fields(report, "file? line? name?=place vllm_version=version vllm_version_source=version_source"),
-            **fields(report, "read_from=writing model exit_status=status"),
-            "findings": [
-                {
-                    **fields(finding, "rule severity line? message why fix"),
-                    "corrected": bool(finding.edits) and finding.severity != "info",
-                }
-                for finding in report.findings
-            ],
-            "infos_left_out": report.left_out,
-            "ignored": {rule: report.ignored.count(rule) for rule in report.ignored},
-            **fields(report, "corrected_command?=corrected errors_left parser_error not_checked"),
-        }
-        for report in result.launches
-    ]
-    content = {
-        **fields(result, "exit_status=status files"),
-        "not_read": dict(result.unread),
-        "launches": launches,
-    }
-    return json_text(headed(LINT_SCHEMA, content))
+LINT = Document(
+    "lint",
+    {
+        "LintReport": {"counts": lambda report: Counter(report.ignored)},
+        "LintFinding": {"corrected": lambda finding: bool(finding.edits) and finding.severity != "info"},
+    },
+)
+"""`corrected_command` is null if nothing can be corrected mechanically."""

@@ -5,28 +5,23 @@ The JSON has the schema "diag.verify/2" (diag.verify.schema.json).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from diag.core.formatting import escaped, listed, moment, number, quantity, threshold
 from diag.diagnosis.diagnose import Diagnosis
 from diag.report import coverage
 from diag.report import sentences as words
-from diag.report.documents import fields, headed, json_text
-from diag.report.json import observed
+from diag.report.documents import Document
 from diag.report.layout import paragraph
 from diag.report.markdown import drawn as drawn_in_markdown
 from diag.report.markdown import escape
 from diag.report.plain_text import drawn
 from diag.report.spans import ReportPart
-from diag.verify.changes import CLEAR, GATEWAY_LIMIT, Bounds, UserMetric
+from diag.verify.changes import CLEAR, GATEWAY_LIMIT, UserMetric
 from diag.verify.compare import IncidentOutcome, ServerComparison, Verification
-from diag.verify.load import Load, mostly_idle
+from diag.verify.load import mostly_idle
 
-SCHEMA = "diag.verify/2"
 MOST_TRADE_OFFS = 3
 MOST_FLAGS = 8
-TOKENS = ("prompts", "outputs")
 
 
 # -- line 1 of each server --------------------------------------------------------------------------------------------
@@ -209,64 +204,11 @@ def render_markdown(verification: Verification) -> str:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def render_json(verification: Verification) -> str:
-    return json_text(document(verification))
-
-
-def document(verification: Verification) -> dict[str, Any]:
-    before, after = verification.before, verification.after
-
-    def load(measured: Load) -> dict[str, Any]:
-        lengths = {side: fields(getattr(measured, side), "mean error longest per_second") for side in TOKENS}
-        return {**fields(measured, "in_flight arrivals finished seconds idle"), **lengths}
-
-    def bounds(measured: Bounds | None) -> dict[str, Any] | None:
-        if measured is None:
-            return None
-        return {"from": measured.lower, "to": None if math.isinf(measured.upper) else measured.upper}
-
-    content = {
-        "verdict": verification.verdict,
-        "headlines": headlines(verification),
-        "before": {**observed(before), "verdict": before.verdict},
-        "after": {**observed(after), "verdict": after.verdict},
-        "servers": [
-            {
-                **fields(server, "before after"),
-                "comparable": not server.reasons,
-                "reasons": list(server.reasons),
-                "load": dict(zip(("before", "after"), map(load, server.loads), strict=True)),
-                "changes": [asdict(change) for change in server.changes],
-                "incidents": [_outcome(outcome) for outcome in server.outcomes],
-                "new_incidents": [_incident(diagnosis) for diagnosis in server.new_incidents],
-                "user_metrics": [
-                    {
-                        **fields(metric, "name unit"),
-                        "before": bounds(metric.before),
-                        "after": bounds(metric.after),
-                        "change": metric.change,
-                    }
-                    for metric in server.user_metrics
-                ],
-                "notes": list(server.notes),
-            }
-            for server in verification.servers
-        ],
-        "unmatched": list(verification.unmatched),
-    }
-    return headed(SCHEMA, content)
-
-
-def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
-    return {**fields(diagnosis, "incident=incident.id severity"), "subject": dict(diagnosis.subject)}
-
-
-def _outcome(outcome: IncidentOutcome) -> dict[str, Any]:
-    signal = "signal=condition.signal.name unit=condition.signal.unit op=condition.op"
-    return {
-        **_incident(outcome.before),
-        **fields(outcome, "primary=before.primary verdict because"),
-        "after": outcome.after.state if outcome.after else None,
-        "signals": [fields(delta, f"{signal} threshold before after met") for delta in outcome.signal_deltas],
-        "fixes": [fields(applied, "name effect=fix.effect proposed?") for applied in outcome.applied_fixes],
-    }
+DOCUMENT = Document(
+    "verify",
+    {
+        "Verification": {"headlines": headlines},
+        "Report": {"server_lines": coverage.servers},
+        "ServerComparison": {"comparable": lambda server: not server.reasons},
+    },
+)

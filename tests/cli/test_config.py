@@ -15,7 +15,7 @@ from support.schemas import validator
 
 from diag import report
 from diag.diagnosis import configuration
-from diag.report.settings import UNKNOWN, render_config, render_config_json, source_text
+from diag.report.settings import CONFIG, UNKNOWN, render_config, source_text
 from diag.sources.recording import reader as recording
 
 KV_CASCADE = next(each for each in OF_ONE_SERVER if each.name == "kv_cascade")
@@ -78,7 +78,7 @@ def test_shown_configuration_is_that_of_the_rules(made: Path) -> None:
     shown = {name.removeprefix("--").replace("-", "_"): each.value for name, each in said.items()}
     assert published
     assert shown == published
-    SCHEMA.validate(json.loads(render_config_json([one], configuration.notes(seen))))
+    SCHEMA.validate(json.loads(CONFIG.text(([one], configuration.notes(seen)))))
     text = render_config([one], configuration.notes(seen))
     assert max(map(len, text.splitlines())) <= 100
 

@@ -15,7 +15,7 @@ from diag import report
 from diag.commands import gpus
 from diag.core.errors import BadUsage, Unreachable
 from diag.core.formatting import listed
-from diag.report.gpus import STATUS, NodeGpus, render, render_json
+from diag.report.gpus import DOCUMENT, STATUS, NodeGpus, render
 
 SCHEMA = validator(Path(report.__file__).with_name("diag.gpus.schema.json"))
 IDLE = {**H100, "utilization": 0, "memory_busy": 0, "power": 70_000, "used": GIB // 2, "free": 78 * GIB, "reasons": 1}
@@ -96,7 +96,7 @@ def test_each_gpu_has_its_verdict_beside_a_healthy_one(
     text = render(seen)
     assert len(text.splitlines()) <= 24
     assert all(f"GPU {other.gpu}: " in text and finding.message.split(" (")[0] in text for finding in other.findings)
-    document = json.loads(render_json(seen))
+    document = json.loads(DOCUMENT.text(seen))
     SCHEMA.validate(document)
     assert document["exit_status"] == STATUS[verdict]
 

@@ -302,18 +302,19 @@ def test_an_engine_that_outlives_its_api_server_is_an_orphan(tmp_path: Path, bur
     with serving(tmp_path, TP2) as fake:
         before = ProcessCollector(fake.port)
         pid = seen(before, *WHOLE)[ENGINE]
-        assert values(before, ORPHANED) == {pid: 0}
+        assert values(before, ORPHANED) == {pid: 0} and not before.serves_nobody()
         fake.process.kill()
         if buried:
             fake.process.wait()
         until(lambda: values(before, ORPHANED) == {pid: 1})
+        assert before.serves_nobody()
         counted = {labels[0]: value for name, labels, value in before.collect().samples if name == PROCESSES}
         assert (counted["api_server"], counted["engine"]) == (0, 0)
         afterwards = ProcessCollector(live.free_port())  # has never seen the server, so it may be any other's
         assert pid not in values(afterwards, ORPHANED)
         with serving(tmp_path, TP2, flags=["--port", str(fake.port)], port=fake.port) as again:
             until(lambda: sorted(values(before, ORPHANED).values()) == [0, 1])
-            assert before.server_pid() == again.process.pid
+            assert before.server_pid() == again.process.pid and not before.serves_nobody()
 
 
 @pytest.mark.usefixtures("_searching")

@@ -248,7 +248,7 @@ def results(text: bytes) -> str:
         file.flush()
         options = RampOptions(results=[Path(file.name)])
         ramp = run_ramp(options, ObserveOptions(()))
-    return ramp_report.render(ramp) + ramp_report.render_json(ramp) + ramp_report.render_html(ramp)
+    return ramp_report.render(ramp) + ramp_report.DOCUMENT.text(ramp) + ramp_report.render_html(ramp)
 
 
 def ramp(text: bytes) -> str:
@@ -260,7 +260,7 @@ def ramp(text: bytes) -> str:
     shown = []
     for before, after in (read, read[::-1]):
         found = compare(before, after)
-        shown += [ramps.render(found), ramps.render_markdown(found), ramps.render_json(found, trend(read))]
+        shown += [ramps.render(found), ramps.render_markdown(found), ramps.DOCUMENT.text((found, trend(read)))]
     return "".join([*shown, ramps.render_trend(trend(read)), ramps.render_trend_markdown(trend(read))])
 
 

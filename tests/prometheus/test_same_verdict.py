@@ -165,7 +165,7 @@ def test_exporter_pages_give_the_same_bytes_from_a_prometheus(exporter_pages: Pa
 
 
 def without_source(report: Report) -> str:
-    document = as_json.document(report)
+    document = as_json.DOCTOR.of(report)
     document.pop("observed")
     return json.dumps(document)
 
@@ -281,7 +281,7 @@ def test_recorded_rules_give_every_server_the_verdict_of_the_expressions(both: t
 
 
 def present(report: Report) -> list[object]:
-    return [each for each in as_json.document(report)["diagnoses"] if each["state"] == "present"]
+    return [each for each in as_json.DOCTOR.of(report)["diagnoses"] if each["state"] == "present"]
 
 
 def test_a_fleet_judged_in_two_steps_has_the_same_incidents(both: tuple[Server, Server]) -> None:

@@ -37,7 +37,7 @@ def report(request: pytest.FixtureRequest) -> Iterator[Report]:
 
 
 def test_diagnosis_lists_both_outages_as_episodes(report: Report) -> None:
-    (dead,) = (each for each in as_json.document(report)["diagnoses"] if each["state"] == "present")
+    (dead,) = (each for each in as_json.DOCTOR.of(report)["diagnoses"] if each["state"] == "present")
     assert dead["incident"] == "engine_dead"
     assert (dead["since"], dead["until"], dead["ongoing"]) == (
         dead["episodes"][0]["since"],

@@ -130,7 +130,7 @@ def test_unknown_gpu_or_model_has_no_ceiling(tmp_path: Path, beside: tuple[Besid
     found = report(tmp_path, *beside)
     assert not found.ceilings
     assert "GPU limits" not in "".join(short_report(found))
-    assert json.document(found)["ceilings"] == []
+    assert json.DOCTOR.of(found)["ceilings"] == []
 
 
 def test_the_report_has_one_line_that_names_what_binds(tmp_path: Path) -> None:

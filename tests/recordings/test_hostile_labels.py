@@ -456,4 +456,4 @@ def test_names_of_gpus_and_processes_are_text_in_the_table() -> None:
     judged_gpu = gpus.JudgedGpu(EVIL, info, (finding,), (process,), (EVIL,), True, {EVIL: 1.0})
     node = gpus.NodeGpus(EVIL, 30.0, (judged_gpu,))
     is_harmless_text(gpus.render(node))
-    is_harmless_json(gpus.render_json(node))
+    is_harmless_json(gpus.DOCUMENT.text(node))

@@ -23,7 +23,7 @@ def report(recording: str, incident: str, until: str, folder: Path) -> Report:
 def test_ignored_incident_is_named_with_reason_and_end_and_is_no_health(tmp_path: Path) -> None:
     found = report("kv_cascade", "kv_eviction_cascade", "2099-12-07", tmp_path)
     assert (found.verdict, doctor.EXIT[found.verdict]) == ("no_incident", 0)
-    for text in (terminal.render(found), markdown.render(found), html.render(found), str(as_json.document(found))):
+    for text in (terminal.render(found), markdown.render(found), html.render(found), str(as_json.DOCTOR.of(found))):
         words = " ".join(text.replace("\\", "").split())  # Markdown escapes names
         assert "kv_eviction_cascade is ignored until 2099-12-07" in words
         assert REASON in words

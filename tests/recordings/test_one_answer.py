@@ -48,7 +48,7 @@ def test_every_surface_has_the_same_verdict_incident_start_action_and_fix(name: 
     shown_on = shown_surfaces(name)
     starts = {surface: text.lstrip("* ").startswith(answer.verdict) for surface, text in shown_on.items()}
     assert all(starts.values()), starts
-    machine = report_json.document(judged(name))["answers"][0]
+    machine = report_json.DOCTOR.of(judged(name))["answers"][0]
     assert machine["verdict"] == answer.verdict
     if judged(name).verdict not in ("warning", "critical"):  # nothing to do, and since when is no question
         return

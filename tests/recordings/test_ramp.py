@@ -38,7 +38,7 @@ SCHEMA = validator(Path(text.__file__).parent / "diag.ramp.schema.json")
 
 def ramped(name: str | Path) -> tuple[work.Ramp, dict[str, Any]]:
     found = work.run(RampOptions(attach=True), ObserveOptions([str(RECORDINGS / name)]))
-    document = text.document(found)
+    document = text.DOCUMENT.of(found)
     SCHEMA.validate(document)
     return found, document
 
@@ -123,7 +123,7 @@ def step(seen: Observation, concurrency: int, client: ClientResult | None = CLIE
 def concluded(*steps: Step) -> tuple[work.Ramp, dict[str, Any]]:
     known = Circumstances("sim", running={"sim": Running("0.32.0", "vllm serve sim --max-num-seqs 8", whole=True)})
     found = conclude(steps, LIMITS, known)
-    document = text.document(found)
+    document = text.DOCUMENT.of(found)
     SCHEMA.validate(document)
     return found, document
 

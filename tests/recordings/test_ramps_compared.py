@@ -59,7 +59,7 @@ def steps(folder: Path, seed: int, slower: float) -> list[Step]:
 
 def document(measured: list[Step], version: str = "0.32.0", on: MeasuredOn = ON) -> Document:
     known = Circumstances("sim:8000", "m", version, lengths=LENGTHS, measured_on=on)
-    found = text.document(conclude(measured, LIMITS, known))
+    found = text.DOCUMENT.of(conclude(measured, LIMITS, known))
     RAMP.validate(found)
     return found
 

@@ -114,7 +114,7 @@ def test_the_verdict_on_pairs_of_real_recordings(before: str, after: str, verdic
 @pytest.mark.parametrize(("before", "after", "_"), PAIRS)
 def test_terminal_json_and_markdown_of_every_pair(before: str, after: str, _: str) -> None:
     found = verified(before, after)
-    SCHEMA.validate(json.loads(report.render_json(found)))
+    SCHEMA.validate(json.loads(report.DOCUMENT.text(found)))
     lines = report.render(found).splitlines()
     assert max(map(len, lines)) <= 100
     assert report.render_markdown(found).startswith(f"**{found.verdict.upper()}")
@@ -461,7 +461,7 @@ def test_malformed_series_break_nothing(tmp_path: Path, line: str) -> None:
         tmp_path, "kv_cascade_base", lambda all_of_it: rewriting.changed(all_of_it, lambda page: f"{page}{line}\n")
     )
     for found in (verified(odd, "cure_max_num_seqs_mean"), verified("kv_cascade_base", odd)):
-        SCHEMA.validate(json.loads(report.render_json(found)))
+        SCHEMA.validate(json.loads(report.DOCUMENT.text(found)))
 
 
 def test_persisting_critical_incident_decides_over_an_ended_one(tmp_path: Path) -> None:

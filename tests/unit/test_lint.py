@@ -20,7 +20,7 @@ from diag.core.errors import NoLaunch
 from diag.lint.removed import INEFFECTIVE, INTO, REPLACED, REPLACED_VARIABLES, TASKS
 from diag.lint.rule import Edit, LintFinding, LintResult, LintTarget
 from diag.lint.rules import corrected, lint
-from diag.report.settings import render_lint, render_lint_json
+from diag.report.settings import LINT, render_lint
 from diag.vllm.command.parse import read
 from diag.vllm.flags.registry import known, release, versions
 
@@ -794,7 +794,7 @@ def test_a_correction_that_leaves_an_error_is_called_a_partial_one(
 ) -> None:
     report = linting.judge(f"vllm serve m --swap-space 4{words}", "0.32.0", ignored=ignored)
     assert printed in render_lint(LintResult((report,)))
-    assert json.loads(render_lint_json(LintResult((report,))))["launches"][0]["errors_left"] == left
+    assert json.loads(LINT.text(LintResult((report,))))["launches"][0]["errors_left"] == left
 
 
 def test_no_line_is_wider_than_a_hundred_columns_but_for_a_word_that_is() -> None:
@@ -847,14 +847,14 @@ def test_nothing_secret_is_printed_and_no_escape_reaches_the_terminal() -> None:
         ' --kv-transfer-config \'{"password": "golf"\' --max-num-seqs "\x1b[2Jx"'
     )
     report = linting.judge(command, "0.32.0")
-    for printed in (render_lint(LintResult((report,))), render_lint_json(LintResult((report,)))):
+    for printed in (render_lint(LintResult((report,))), LINT.text(LintResult((report,)))):
         for secret in ("hf_aaaa", "topsecret", "alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "\x1b"):
             assert secret not in printed, secret
 
 
 def test_lint_json_has_the_findings_of_the_text() -> None:
     report = linting.judge("vllm serve m --swap-space 4 --enforce-eager", "0.32.0")
-    document = json.loads(render_lint_json(LintResult((report,))))
+    document = json.loads(LINT.text(LintResult((report,))))
     SCHEMA.validate(document)
     assert (document["schema"], document["exit_status"], len(document["launches"])) == ("diag.lint/3", 2, 1)
     content = document["launches"][0]
@@ -892,7 +892,7 @@ def test_every_correction_has_no_worse_findings_than_its_command(options: list[t
     command = shlex.join(["vllm", "serve", MODEL, *(word for pair in options for word in pair)])
     report = linting.judge(command, version)
     assert render_lint(LintResult((report,)))
-    json.loads(render_lint_json(LintResult((report,))))
+    json.loads(LINT.text(LintResult((report,))))
     if "$" in command and report.corrected:
         return  # a correction that drops an unknown value may show what the value might have been
     again = linting.judge(report.corrected or command, version)

@@ -379,10 +379,21 @@ def test_without_a_page_what_stands_beside_it_gets_more_time_and_decides_only_wh
     (tmp_path / "vllm.log").touch()
     asked: list[Observation] = []
     target, host = f"127.0.0.1:{bad.closed_port()}", beside(str(tmp_path / "vllm.log"))
-    observed = look(target, beside=host, duration=1.0, is_decided=lambda seen: bool(asked.append(seen)))
+    longest = 600.0 if limit > 1 else 1.0  # ended by the decision; nothing may be decided of what is partial
+    observed = look(target, beside=host, duration=longest, is_decided=lambda seen: asked.append(seen) is None)
     assert bool(asked) is (limit > 1)
     took = values(observed, 'diag_scrape_duration_seconds{collector="process"}')[0]
     assert min(took) > 0.4 or not asked
+
+
+def test_a_port_that_orphaned_engines_keep_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm.log").touch()
+    monkeypatch.setattr(ProcessCollector, "serves_nobody", lambda _: True)
+    with talking(bad.hang) as server:  # a scrape that waited for its page would take all of the 600 s
+        host = beside(str(tmp_path / "vllm.log"))
+        observed = look(server, beside=host, timeout=600.0, duration=600.0, is_decided=lambda seen: seen.scrapes >= 3)
+    assert observed.failed_scrapes == observed.scrapes >= 3
+    assert "the process that would has ended" in observed.notes[0]
 
 
 def test_wrong_response_is_not_a_silent_server(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def configured(text: str) -> Iterator[str]:
     """Return the output of `diag config` and the exporter's page for the server."""
     seen = observed(text)
     servers, notes = configuration.configurations(seen), configuration.notes(seen)
-    yield from (settings_report.render_config(servers, notes), settings_report.render_config_json(servers, notes))
+    yield from (settings_report.render_config(servers, notes), settings_report.CONFIG.text((servers, notes)))
     scraped = PageReader().read(PAGE, ServerFacts(launch=text, process=text))
     page = HostPage(HostCollectors(None, None, None), render)
     yield b"".join(page.parts(CollectionResult(scraped, "", 0.0, True), [], 1.0)).decode()
@@ -242,9 +242,9 @@ def checked(target: str) -> Iterator[str]:
     """Return the output of `diag lint` and `diag budget`, including refusals."""
     try:
         found = LintResult(linting.judge_all(target, "0.32.0"))
-        yield from (settings_report.render_lint(found), settings_report.render_lint_json(found))
+        yield from (settings_report.render_lint(found), settings_report.LINT.text(found))
         estimate = budget.estimate(OPTIONS._replace(target=target))
-        yield from (gpu_sizing.render_budget(estimate), gpu_sizing.render_budget_json(estimate))
+        yield from (gpu_sizing.render_budget(estimate), gpu_sizing.BUDGET_DOCUMENT.text(estimate))
     except DiagError as error:
         yield str(error)
 

@@ -406,7 +406,9 @@ def test_the_print_fits_forty_lines_and_the_json_its_schema(launch: str) -> None
     lines = text.render(result).splitlines()
     assert len(lines) <= text.MOST_LINES and max(map(len, lines)) <= 120
     assert lines[-1].split()[0] == "more"
-    validator(Path(text.__file__).parent / "diag.preflight.schema.json").validate(json.loads(text.render_json(result)))
+    validator(Path(text.__file__).parent / "diag.preflight.schema.json").validate(
+        json.loads(text.DOCUMENT.text(result))
+    )
     table = text.render_markdown(result).splitlines()
     assert sum(line.startswith("| ") for line in table) == len(result.results) + 1
 

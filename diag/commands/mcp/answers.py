@@ -50,7 +50,7 @@ ADDED = ("headlines", "checked", "not_collected", "needs_telemetry", "impact", "
 
 def report(judged: Report, detail: bool) -> Document:
     """Return a diagnosis: every incident that is present; with detail, the names of the absent ones."""
-    whole = report_json.document(judged._replace(findings=judged.present))  # no other readings are shown
+    whole = report_json.DOCTOR.of(judged._replace(findings=judged.present))  # no other readings are shown
     present = zip(whole["diagnoses"], judged.present, strict=True)
     page = {
         "verdict": judged.verdict,
@@ -171,7 +171,7 @@ def configuration(whole: Document, detail: bool) -> Document:
 
 def comparison(found: Verification, detail: bool) -> Document:
     """Return the incidents after a change beside those before; with detail also the loads and every signal."""
-    whole = verify.document(found)
+    whole = verify.DOCUMENT.of(found)
     servers = whole["servers"]
     if not detail:
         names = ("before", "after", "comparable", "reasons", "changes", "new_incidents", "user_metrics")

@@ -140,7 +140,11 @@ def own_texts(base: ObserveOptions) -> frozenset[str]:
     """Return the texts of diag's declarations and of the site's own incidents, which need not be quoted."""
     contract, incidents = site(base.incidents, base.contract)
     files = Path(report.__file__).parent.glob("*.schema.json")
-    schemas = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+    def without_sources(part: dict[str, object]) -> dict[str, object]:
+        return {name: value for name, value in part.items() if name != "x-from"}
+
+    schemas = [json.loads(file.read_text(encoding="utf-8"), object_hook=without_sources) for file in files]
     vllm = [*registry.known(), *registry.environment(), *registry.versions(), *gpus(), *TRUST, *FLAGS, *WORDS]
     names = [__version__, *STATUS, *EXIT, *RULES, *ADDED, *UNKNOWN.values()]
     return frozenset(declared_texts([incidents, FAMILIES, contract.lines(), schemas, vllm, names]))

@@ -185,6 +185,11 @@ class ProcessCollector:
         roles = {role for _, role in self._running()}
         return "api_server" in roles and "engine" not in roles
 
+    def serves_nobody(self) -> bool:
+        """Return True if engines of the server run, and the API server of each has ended, at the last look."""
+        orphans = orphaned_engines(self._last().members, self._last().owners)
+        return bool(orphans) and all(orphans.values()) and "api_server" not in {role for _, role in self._running()}
+
     def _running(self) -> Iterator[tuple[ProcessEntry, str]]:
         view = self._last()
         for pid, owner in view.owners.items():

@@ -96,6 +96,11 @@ class ContainerLog:
         """Return True if the log has a line, or a run of the container has ended."""
         return self.state.latest is not None or self.status.last is not None
 
+    @property
+    def serves_nobody(self) -> bool:
+        """Return False: the processes of a pod are not seen."""
+        return False
+
     def start(self) -> None:
         """Do nothing: nothing is collected between two scrapes."""
 

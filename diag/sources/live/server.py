@@ -3,6 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as StillRunning
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -22,6 +25,8 @@ from diag.vllm.running_config import ServerFacts
 T = TypeVar("T")
 SECONDS, ALONE_SECONDS = 2.0, 8.0
 """Time limit for reading GPUs, processes or log beside a page; alone they decide, also on a host without a free CPU."""
+ORPHANED_SECONDS = 0.5
+"""Seconds for which the page is awaited of a port that engines hold whose API server has ended."""
 _JUMP = 500.0
 """Milliseconds; a clock that is slewed moves less between two scrapes."""
 
@@ -61,6 +66,7 @@ class JoinedPages:
         self._host_page = HostPage[list[Sample]](self._host, list)
         self._reader = PageReader()
         self._is_shown = False
+        self._asked: Future[bytes] | None = None
         self._host.start()
 
     def page(self) -> ServerPage:
@@ -70,7 +76,7 @@ class JoinedPages:
         """
         collections, begin = self._host_page.collect(), time.monotonic()
         try:
-            page = self._server.page()
+            page = self._server_page()
             if is_ours(page):
                 return ServerPage(page)
             scraped = self._reader.read(page, self._server.facts, self._server.health, self._server.unanswered)
@@ -85,6 +91,19 @@ class JoinedPages:
         self._is_shown = True
         parts = self._host_page.parts(CollectionResult(scraped, "", 0.0, True), collections, SECONDS)
         return ServerPage(scraped.page, list(chain(*parts)))
+
+    def _server_page(self) -> bytes:
+        """Return the page of the server; Failure or NotMetrics if there is none.
+
+        A port that orphaned engines keep open accepts connections and never answers: it gets no second request then.
+        """
+        if self._asked is None or self._asked.done():
+            self._asked = run_in_thread(self._server.page)
+        with suppress(StillRunning):
+            return self._asked.result(ORPHANED_SECONDS)
+        if self._host.serves_nobody:
+            raise Failure(f"did not answer within {ORPHANED_SECONDS:g} s, and the process that would has ended")
+        return self._asked.result()
 
     def facts(self) -> ServerFacts:
         """Return the facts that the server reports, completed by those of its host or pod."""
