@@ -119,7 +119,8 @@ class LintTarget:
         """Return True if none of the flags is given, nor can be by a variable or an unread --config file."""
         command = self.command
         is_whole = not (command.config and command.elsewhere)
-        is_whole = is_whole and not any(map(is_open, command.words[command.arguments :]))
+        loose = [command.words[at] for at in command.strays]
+        is_whole = is_whole and not any(map(is_open, loose)) and not re.fullmatch(r"\$\{?[@*\d]\}?", command.model)
         return is_whole and all(command.get(flag) is None for flag in flags)
 
     def is_on(self, flag: str) -> bool:

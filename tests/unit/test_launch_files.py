@@ -618,7 +618,10 @@ TABLE = {
             ", ports: [{containerPort: 8000}], startupProbe: {httpGet: {path: /health, port: 8000},"
             " failureThreshold: 99}",
         ),
-        [{"no_readiness_probe": 1, "public_without_a_key": 1, "internal_port_as_port": 1}, {"page_as_model": 2}],
+        [
+            {"no_readiness_probe": 1, "public_without_a_key": 1, "internal_port_as_port": 1, "gpu_limit_differs": 1},
+            {"page_as_model": 2, "gpu_limit_differs": 1},
+        ],
     ),
     "arguments in a variable are no model": (
         "s.sh",

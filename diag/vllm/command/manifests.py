@@ -263,6 +263,8 @@ class _Reader(NamedTuple):
             if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
                 return
             words, is_whole = [*command_line(keys, self.version), *split(node.get("extraArgs"))], False
+        if is_pod and is_whole and not program and not words and not {"ports", "resources"} & node.keys():
+            return  # a patch of a pod
         is_patch = is_pod and bool(program or words)  # the image is set by another file
         if not vllm_image and not is_patch and "build" not in node:
             return
