@@ -145,8 +145,9 @@ def _model_flags(command: Command) -> list[Given]:
 
 @rule()
 def no_model(target: LintTarget) -> Iterator[Match]:
+    box = target.command.container
     is_built_in = target.build and target.command.entry is not None  # its own entry point may name one
-    if _is_without_model(target.command) and not is_built_in:
+    if _is_without_model(target.command) and not is_built_in and (not box or box.is_whole):
         default = "Qwen/Qwen3-0.6B" if target.since("0.9.0") else "a default model"
         yield Match(why=f"vLLM {target.version} serves {default}")
 

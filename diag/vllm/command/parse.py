@@ -437,7 +437,7 @@ def _parse_shell(
 
 
 def _lost(words: Sequence[str]) -> str:
-    """Return the flag of vLLM's with which a command begins, "" for another word: the line before lacks its \\."""
+    """Return the flag of vLLM's with which a command begins, whose line was to continue another's; "" for none."""
     name = words[0].partition("=")[0] if words else ""
     return name if name.startswith("--") and understood(name) else ""
 

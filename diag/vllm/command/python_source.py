@@ -83,8 +83,9 @@ def python_cells(cells: Iterable[str]) -> str:
             with warnings.catch_warnings(action="ignore"):
                 _tree(cell)
         except (SyntaxError, ValueError, MemoryError, RecursionError):
-            cell = "\n" * cell.count("\n")
-        kept.append(cell)
+            kept.append("\n" * cell.count("\n"))
+        else:
+            kept.append(cell)
     return "\n".join(kept)
 
 
@@ -166,23 +167,20 @@ class _Source:
             and isinstance(statement.value, ast.List)
             and isinstance(statement.targets[0], ast.Name)
         }
-        together = [{part.arg: part.value for part in call.keywords} for call in self._calls]
-        together += [
-            {
-                key.value: value
-                for key, value in zip(node.keys, node.values, strict=True)
-                if isinstance(key, ast.Constant)
-            }
-            for node in nodes
-            if isinstance(node, ast.Dict)
+        together: list[dict[str, ast.expr]] = [
+            {part.arg: part.value for part in call.keywords if part.arg} for call in self._calls
         ]
+        for node in nodes:
+            if isinstance(node, ast.Dict):
+                pairs = zip(node.keys, node.values, strict=True)
+                together.append({str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)})
         together.append({name: value for name, (value, _) in self._lists_by_name.items()})
         self._rest = {  # a container's command, and its args beside it
             id(value): rest
             for group in together
             for name, value in group.items()
-            if str(name).endswith("command")
-            and isinstance(rest := group.get(str(name).removesuffix("command") + "args"), ast.List)
+            if name.endswith("command")
+            if isinstance(rest := group.get(name.removesuffix("command") + "args"), ast.List)
         }
         self._joined = {
             id(self._lists_by_name[call.args[0].id][0])
