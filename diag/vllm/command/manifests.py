@@ -124,7 +124,7 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
             lists = {key: [*_listed(first.get(key)), *_listed(model.get(key))] for key in ("args", "env")}
             lists |= {key: model[key] for key in ("resources", "image") if key in model}
             spec = {**runtime["spec"], "containers": [{**first, **lists}, *others]}
-            joined.append({**runtime, "metadata": part["metadata"], "spec": spec})
+            joined.append({**runtime, "metadata": inner(part, "metadata"), "spec": spec})
             used.append(runtime)
         elif spec.get("modelRef") and ("Model", spec["modelRef"]) in able:
             source = inner(able["Model", spec["modelRef"]], "spec").get("source")
