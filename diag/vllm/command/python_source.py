@@ -75,18 +75,11 @@ def _tree(text: str) -> ast.Module:
     return ast.parse(_NOTEBOOK.sub(lambda line: f"{line[1]}pass" + "\n" * line[0].count("\n"), text))
 
 
-def python_cells(cells: Iterable[str]) -> str:
-    """Join the cells of a notebook; one that is no Python is left empty."""
-    kept = []
-    for cell in cells:
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                _tree(cell)
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            kept.append("\n" * cell.count("\n"))
-        else:
-            kept.append(cell)
-    return "\n".join(kept)
+def is_parsed(cell: str) -> bool:
+    """Return True if a cell of a notebook is Python."""
+    with suppress(SyntaxError, ValueError, MemoryError, RecursionError), warnings.catch_warnings(action="ignore"):
+        return bool(_tree(cell))
+    return False
 
 
 def _foreign_names(nodes: list[ast.AST]) -> set[str]:
@@ -167,13 +160,7 @@ class _Source:
             and isinstance(statement.value, ast.List)
             and isinstance(statement.targets[0], ast.Name)
         }
-        together: list[dict[str, ast.expr]] = [
-            {part.arg: part.value for part in call.keywords if part.arg} for call in self._calls
-        ]
-        for node in nodes:
-            if isinstance(node, ast.Dict):
-                pairs = zip(node.keys, node.values, strict=True)
-                together.append({str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)})
+        together = [{part.arg or "": part.value for part in call.keywords} for call in self._calls]
         together.append({name: value for name, (value, _) in self._lists_by_name.items()})
         self._rest = {  # a container's command, and its args beside it
             id(value): rest

@@ -12,7 +12,7 @@ from diag.core.files import parse_json
 from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
-from diag.vllm.command.python_source import engines, is_python, python_cells
+from diag.vllm.command.python_source import engines, is_parsed, is_python
 from diag.vllm.command.shell import default
 from diag.vllm.flags.registry import known
 
@@ -64,7 +64,10 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         written = (("\n".join(shell), ""), (guide, ".md" if "```" in guide else ""))
         told = [Writing("a notebook", part, is_here=not end, suffix=end) for part, end in written if "vllm" in part]
         with suppress(BadUsage):
-            told = [*(engines(python_cells(code), version) if is_python("\n".join(code)) else ()), *told]
+            told = [
+                *(engines("\n".join(filter(is_parsed, code)), version) if is_python("\n".join(code)) else ()),
+                *told,
+            ]
         return tuple(told or [Writing("a notebook", "\n".join(code), is_here=True)])
     if _QUADLET.search(text):
         return _from_quadlet(text)
