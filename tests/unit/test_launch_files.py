@@ -685,7 +685,7 @@ TABLE = {
     ),
     "arguments as a mapping": (
         "p.yaml",
-        "launch:\n  image: vllm/vllm-openai:v0.25.1\n  args: {--model: m, --swap-space: 4, --trust-remote-code: true}\n",
+        "launch:\n  image: vllm/vllm-openai:v0.25.1\n  args: {--model: m, --swap-space: 4, --seed: 1}\n",
         [{"removed_flag": 2}],
     ),
     "a chart whose image stands elsewhere": (
