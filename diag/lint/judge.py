@@ -56,8 +56,8 @@ _OWN = re.compile(
     r"(?:[\w.-]+[.:][\w.:-]+/)*(?:vllm/)?vllm-(?:openai|omni|cpu)[\w.-]*(?:[:@].*)?|vllm(?:[:@].*)?|.*\$.*"
 )
 """vLLM's own images, also in a registry that mirrors them; `vllm` stands for an image that is unknown."""
-_NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|$)")
-"""vLLM's version in the name of a file, such as vllm_0.9.2.sif."""
+_NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|/|$)")
+"""vLLM's version in the name of a file or a folder, such as vllm_0.9.2.sif."""
 _HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
 _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|stable)(?:[-_][\w.-]*)?)?|.*\$.*")

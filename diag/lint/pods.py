@@ -27,30 +27,41 @@ _TOKEN = re.compile(rf"(?<![\w:])({OWN})?([a-z][a-z0-9_]*)" r"(?=\s*[{\[)]|\s*$)
 _ROOT, _DISABLED = "VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE"
 
 
-@rule(shortest=f"{_SHORTEST_START:g}")
-def probe_kills_the_start(target: LintTarget) -> Iterator[Match]:
+def _limits_of_the_start(target: LintTarget) -> Iterator[tuple[str, float, float]]:
+    """Yield each probe that may end a start: its name, its seconds, and those that no start of the model is below."""
     container = target.command.container
     if not container or not container.is_whole:
         return
     names = ("startup probe",) if container.startup else ("liveness probe", "health check")
-    # no start of this model is below it: the weights are read at 2 GB/s at most
+    # the weights are read at 2 GB/s at most
     size = _BILLIONS.search(target.command.model)
     halved = bool(_QUANTIZED.search(target.command.model)) or target.command.get("--quantization") is not None
     weights = float(size[1]) * (0.25 if halved else 1) if size and len(size[1]) < 6 else 0
-    shortest = _SHORTEST_START + weights
     for name in names:
-        probe = container.checks.get(name)
-        if probe and probe.seconds < shortest:
-            if name == "health check":
-                yield Match(
-                    f"The health check fails for good {probe.seconds:g} s after its start",
-                    "Loading weights, profiling and CUDA graphs take longer: Docker reports the container as unhealthy,"
-                    " and services that depend on it do not start",
-                    f"Raise start_period above the time of the longest start, at least {shortest:.0f} s",
-                )
-            else:
-                without = " without a startup probe" if name == "liveness probe" else ""
-                yield Match(f"The {name}{without} kills the server {probe.seconds:g} s after its start")
+        if probe := container.checks.get(name):
+            by = f"{name} without a startup probe" if name == "liveness probe" else name
+            yield by, probe.seconds, _SHORTEST_START + weights
+
+
+@rule(shortest=f"{_SHORTEST_START:g}")
+def probe_kills_the_start(target: LintTarget) -> Iterator[Match]:
+    for name, seconds, shortest in _limits_of_the_start(target):
+        if seconds < shortest and name == "health check":
+            yield Match(
+                f"The health check fails for good {seconds:g} s after its start",
+                "Loading weights, profiling and CUDA graphs take longer: Docker reports the container as unhealthy,"
+                " and services that depend on it do not start",
+                f"Raise start_period above the time of the longest start, at least {shortest:.0f} s",
+            )
+        elif seconds < shortest:
+            yield Match(f"The {name} kills the server {seconds:g} s after its start")
+
+
+@rule()
+def probe_may_kill_the_start(target: LintTarget) -> Iterator[Match]:
+    for name, seconds, shortest in _limits_of_the_start(target):
+        if shortest <= seconds < 2 * shortest and name != "health check":
+            yield Match(f"The {name} leaves {seconds:g} s for the start")
 
 
 @rule()
@@ -113,7 +124,10 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
 
 _WITHOUT_GPUS = {
     "docker run": ("--gpus", "Add --gpus all"),
-    "pod": ("nvidia.com/gpu in its resources", "Add a limit of nvidia.com/gpu"),
+    "pod": (
+        "nvidia.com/gpu in its resources",
+        "Add a limit of nvidia.com/gpu, which also keeps other pods off the GPU",
+    ),
 }
 
 

@@ -119,7 +119,9 @@ class LintTarget:
         """Return True if none of the flags is given, nor can be by a variable or an unread --config file."""
         command = self.command
         is_whole = not (command.config and command.elsewhere)
-        is_whole = is_whole and not any(map(is_open, command.words[command.arguments :]))
+        single = {at for each in command.given if each.words and len(each.values) == 1 for at in each.words}
+        places = range(command.arguments, len(command.words))
+        is_whole = is_whole and not any(is_open(command.words[at]) for at in places if at not in single)
         return is_whole and all(command.get(flag) is None for flag in flags)
 
     def is_on(self, flag: str) -> bool:

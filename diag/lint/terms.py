@@ -1,6 +1,6 @@
 """Conditions of rules.toml: terms over flags, keys of JSON flags, variables, the model, the container and the GPU.
 
-A term is `SUBJECT OPERATION [VALUE]`. A subject is `--flag`, `--flag.key`, `$VARIABLE`, `model` (its name), `model.x`
+A term is `SUBJECT OPERATION [VALUE]`. A subject is `--flag`, `--flag.key`, `$VARIABLE`, `model`, `image`, `model.x`
 and `container.x` (an attribute) or a number. Operations: `on`, `not-on`, `off`, `given`, `absent`, `in A,B`,
 `not-in A,B`, `matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<` with a second subject. What is unknown holds no term.
 """
@@ -60,8 +60,8 @@ def value_of(subject: str, target: LintTarget) -> str:
         return "" if found is None else str(found)
     if subject.startswith("$"):
         return command.environment.get(subject[1:], "")
-    if head == "model" and not key:
-        return command.model
+    if head in ("model", "image") and not key:
+        return command.model if head == "model" else command.image
     known = target.shape if head == "model" else command.container if head == "container" else None
     if head in ("model", "container"):
         if known is None or (head == "model" and target.shape and not target.shape.family):

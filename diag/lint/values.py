@@ -7,7 +7,7 @@ from pathlib import Path
 
 from diag.core.declarations import read
 from diag.core.files import parse_json
-from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, number, removal, rule, shown
+from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, number, rule, shown
 from diag.vllm.command.command import Given
 from diag.vllm.command.redaction import quoted_values
 from diag.vllm.flags.registry import Flag, described, is_described, known, nearest
@@ -42,7 +42,6 @@ VALUE_RANGES: Mapping[str, ValueRange] = {
     for flag in each.flags
 }
 _PAIRS = re.compile(r"\w+=\d+(?:,\w+=\d+)*")
-_EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _TYPES = {
     "integer": "a whole number",
     "size": "a whole number, optionally with k, M or G",
@@ -139,12 +138,3 @@ def optimization_level_with_settings(target: LintTarget) -> Iterator[Match]:
                 f"In vLLM {target.version} -O is a level from 0 to 3 and nothing else",
                 edits=() if "level" in " ".join((mention.spelled, *mention.values)) else (Edit(at, (new,)),),
             )
-
-
-@rule()
-def no_such_executor(target: LintTarget) -> Iterator[Match]:
-    """`--distributed-executor-backend nccl` parses, and Executor.get_class fails later; a class has a dot in it."""
-    for mention in target.command.all("--distributed-executor-backend"):
-        value = "".join(mention.values)
-        if value and "." not in value and not is_open(value) and value not in _EXECUTORS:
-            yield Match(f"{shown(mention)}: vLLM has no executor {value[:40]!r}", edits=removal([mention]))

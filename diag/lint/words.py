@@ -9,7 +9,7 @@ from diag.vllm.flags.registry import known
 
 _SWITCHES_TOOK_WORDS = "0.8.5"
 """The first release in which no switch takes true or false; before, --enable-chunked-prefill did, and others."""
-_WITHOUT_DEMO = "0.33.0"
+_WITHOUT_DEMO = "0.25.0"
 """The first release whose wheel is known to lack the demonstration server; 0.24.0 has it."""
 _NOT_OFF_BY_DEFAULT = {
     *("--enable-prefix-caching", "--enable-chunked-prefill", "--async-scheduling", "--use-tqdm-on-load"),
@@ -145,7 +145,9 @@ def _model_flags(command: Command) -> list[Given]:
 
 @rule()
 def no_model(target: LintTarget) -> Iterator[Match]:
-    if _is_without_model(target.command):
+    box = target.command.container
+    is_built_in = target.build and target.command.entry is not None  # its own entry point may name one
+    if _is_without_model(target.command) and not is_built_in and (not box or box.is_whole):
         default = "Qwen/Qwen3-0.6B" if target.since("0.9.0") else "a default model"
         yield Match(why=f"vLLM {target.version} serves {default}")
 
@@ -200,6 +202,12 @@ def entry_point_repeated(target: LintTarget) -> Iterator[Match]:
         again = range(command.entry, command.arguments)
         words = " ".join(command.words[at] for at in again)
         yield Match(f"`{words}` after the image, whose entry point starts the server", edits=(Edit(again),))
+
+
+@rule()
+def continuation_lost(target: LintTarget) -> Iterator[Match]:
+    if target.command.lost:
+        yield Match(f"{target.command.lost} begins a command of its own: the server does not get it")
 
 
 @rule()

@@ -618,12 +618,93 @@ TABLE = {
             ", ports: [{containerPort: 8000}], startupProbe: {httpGet: {path: /health, port: 8000},"
             " failureThreshold: 99}",
         ),
-        [{"no_readiness_probe": 1, "public_without_a_key": 1, "internal_port_as_port": 1}, {"page_as_model": 2}],
+        [
+            {"no_readiness_probe": 1, "public_without_a_key": 1, "internal_port_as_port": 1, "gpu_limit_differs": 1},
+            {"page_as_model": 2, "gpu_limit_differs": 1},
+        ],
     ),
     "arguments in a variable are no model": (
         "s.sh",
         "docker exec -d x bash -c \\\n  'vllm serve ${SERVE_ARGS_STR} --swap-space 4'\n",
         [{"removed_flag": 1}],
+    ),
+    "a flag on a line of its own": (
+        "s.sh",
+        "vllm serve m --seed 1 \\\n  # --seed 2 \\\n  --max-model-len 8k\n\nvllm serve n\n--port 1\nls --all\n",
+        [{"continuation_lost": 1}, {"continuation_lost": 1}],
+    ),
+    "an image without a release": (
+        "c.yaml",
+        compose(service("--model m --enforce-eager", "ipc: host", GPU % "count: 1")).replace("v0.25.1", "latest"),
+        [{"eager": 1, "image_not_pinned": 1}],
+    ),
+    "a probe that leaves little time": (
+        "d.yaml",
+        pod("m", ", livenessProbe: {httpGet: {path: /health, port: 8000}, initialDelaySeconds: 60}"),
+        [{"probe_may_kill_the_start": 1}],
+    ),
+    "a patch of a pod": (
+        "d.yaml",
+        pod("m", ", volumeMounts: [{name: a, mountPath: /a}]").replace("args: [m]", "env: [{name: A, value: b}]")
+        + "---\n"
+        + pod("m"),
+        [{}],
+    ),
+    "a cell that is no Python": (
+        "n.ipynb",
+        json.dumps(
+            {
+                "cells": [
+                    {"cell_type": "code", "source": text}
+                    for text in (
+                        "if 1:\n  ! pip install vllm\n%cd x",
+                        "this is no Python",
+                        "from vllm import LLM\nLLM('m', swap_space=4)",
+                        "%%bash\nvllm serve n --swap-space 4",
+                    )
+                ]
+            }
+        ),
+        [{"removed_flag": 1}, {"removed_flag": 1}],
+    ),
+    "a command in a text": (
+        "s.sh",
+        'CMD="$ENV \\\n A=1 vllm serve m \\\n --swap-space 4"\neval "$CMD &"\n',
+        [{"removed_flag": 1}],
+    ),
+    "a command and its args in Python": (
+        "s.py",
+        "a_command = ['python3', '-m', 'vllm.entrypoints.api_server']\na_args = ['--model=m', '--swap-space=4']\n",
+        [{"removed_flag": 1, "server_removed": 1}],
+    ),
+    "variables of Ray's runtime_env": (
+        "s.py",
+        "from ray.serve.llm import LLMConfig\nLLMConfig(model_loading_config={'model_id': 'm'},"
+        " runtime_env=dict(env_vars={'VLLM_ALL2ALL_BACKEND': 'pplx'}))\n",
+        [{"variable_not_read": 1}],
+    ),
+    "arguments as a mapping": (
+        "p.yaml",
+        "launch:\n  image: vllm/vllm-openai:v0.25.1\n  args: {--model: m, --swap-space: 4, --seed: 1}\n",
+        [{"removed_flag": 2}],
+    ),
+    "a chart whose image stands elsewhere": (
+        "values.yaml",
+        "app: {name: v, image: 'vllm/vllm-openai:v0.25.1'}\nargs: [--model, m, --swap-space, '4']\n",
+        [{"removed_flag": 2}],
+    ),
+    "a recipe of srt-slurm": (
+        "r.yaml",
+        "model: {path: m, container: 'vllm/vllm-openai:v0.25.1'}\nbackend:\n  type: vllm\n  prefill_environment:"
+        " {VLLM_USE_V1: '1'}\n  vllm_config:\n    prefill: {max-model-len: 8192}\n    decode: {swap-space: 4}\n",
+        [{"variable_not_read": 1}, {"removed_flag": 2}],
+    ),
+    "a runtime and its service in two blocks": (
+        "g.md",
+        "```yaml\nkind: ServingRuntime\nmetadata: {name: r}\nspec: {containers: [{image: 'vllm/vllm-openai:v0.25.1',"
+        " args: [--model, /mnt/models]}]}\n```\n```yaml\nkind: InferenceService\nspec:\n  predictor:\n    model:\n"
+        "      runtime: r\n      args: [--swap-space, '4']\n```\n",
+        [{"removed_flag": 2}],
     ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip

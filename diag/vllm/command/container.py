@@ -90,7 +90,11 @@ def read_pod(
     limits, requests = inner(asked, "limits"), inner(asked, "requests")
     counts = ((name, _number(limits.get(name, requests.get(name)))) for name in _GPUS)
     by, gpus = next(((name, count) for name, count in counts if count is not None), ("", None))
-    is_stated = bool({**limits, **requests}) and is_whole and not (spec.keys() & _GIVING_GPUS or "claims" in asked)
+    is_stated = (
+        bool({**limits, **requests} or items(container, "ports"))
+        and is_whole
+        and not (spec.keys() & _GIVING_GPUS or "claims" in asked)
+    )
     if gpus is None and is_stated and not any("/" in name for name in (*limits, *requests)):
         gpus = 0  # no device, and no other way to one
     grace = _number(spec.get("terminationGracePeriodSeconds"))

@@ -103,6 +103,7 @@ _ENCODED = re.compile(
 _HOME = re.compile(r"(?:/home|/Users)/[^/\s'\"]+")
 
 
+@lru_cache(maxsize=1024)  # findings of one file repeat their texts
 def hidden(text: str) -> str:
     """Replace every text that is a secret by its place, its form or its randomness, anywhere in a free text.
 

@@ -124,7 +124,7 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
             lists = {key: [*_listed(first.get(key)), *_listed(model.get(key))] for key in ("args", "env")}
             lists |= {key: model[key] for key in ("resources", "image") if key in model}
             spec = {**runtime["spec"], "containers": [{**first, **lists}, *others]}
-            joined.append({**runtime, "metadata": part["metadata"], "spec": spec})
+            joined.append({**runtime, "metadata": inner(part, "metadata"), "spec": spec})
             used.append(runtime)
         elif spec.get("modelRef") and ("Model", spec["modelRef"]) in able:
             source = inner(able["Model", spec["modelRef"]], "spec").get("source")
@@ -197,6 +197,8 @@ class _Reader(NamedTuple):
         elif "servingEngineSpec" in document:
             for model in items(inner(document, "servingEngineSpec"), "modelSpec"):
                 yield from self.production_stack(inner(document, "servingEngineSpec"), model)
+        elif "vllm_config" in inner(document, "backend"):
+            yield from _recipe(document, self.version)
         elif "modelArtifacts" in document:
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
@@ -207,6 +209,11 @@ class _Reader(NamedTuple):
                         yield writing._replace(place=str(service))
                 return
             name = f"{article(kind)}'s container" if kind else "a container of Helm values"
+            if not kind and "image" not in document and isinstance(document.get("args"), list):
+                able = [key for key, child in document.items() if "vllm" in str(inner(child).get("image"))]
+                for key in able[:1]:  # the values of a chart with the image elsewhere
+                    app = dict(document[key])
+                    document = {**document, "image": app.pop("image"), key: app}
             chart = {} if kind else inner(document, "image")
             reader = self._replace(image=_image(chart)) if chart.get("tag") else self
             yield from reader.nested(document, "", name, {})
@@ -247,6 +254,9 @@ class _Reader(NamedTuple):
             and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))]))
         ):
             node, is_pod, is_whole = {**node, "image": self.image}, True, False
+        if isinstance(settings := node.get("args"), dict):  # {--max-model-len: 8192}
+            flags = {str(key).lstrip("-"): value for key, value in settings.items()}
+            node, is_pod, is_whole = {**node, "args": command_line(flags, self.version)}, True, False
         image = node.get("image")
         if isinstance(image, dict):  # of Helm values
             node = {**node, **{key: image[key] for key in ("command", "args", "env") if key in image}}
@@ -263,6 +273,8 @@ class _Reader(NamedTuple):
             if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
                 return
             words, is_whole = [*command_line(keys, self.version), *split(node.get("extraArgs"))], False
+        if is_pod and is_whole and not program and not words and not {"ports", "resources"} & node.keys():
+            return  # a patch of a pod
         is_patch = is_pod and bool(program or words)  # the image is set by another file
         if not vllm_image and not is_patch and "build" not in node:
             return
@@ -490,6 +502,16 @@ def _model_booster(document: Mapping[str, Any], version: str) -> Iterator[Writin
         around = around._replace(gpus=around.gpus if worker.get("pods", 1) == 1 else None)
         place = str(worker.get("type") or "")
         yield Writing("a ModelBooster", serve(words, environment, worker.get("image")), around, place=place)
+
+
+def _recipe(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the workers of a recipe of srt-slurm, whose keys of `vllm_config` are flags."""
+    backend, model = inner(document, "backend"), inner(document, "model")
+    for role in backend["vllm_config"]:
+        variables = {str(key): str(value) for key, value in inner(backend, f"{role}_environment").items()}
+        words = command_line({"model": model.get("path"), **inner(backend, "vllm_config", role)}, version)
+        around = Container("worker", shared_memory=None, is_whole=False)
+        yield Writing("a recipe of srt-slurm", serve(words, variables, model.get("container")), around, place=str(role))
 
 
 def _backend_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing]:

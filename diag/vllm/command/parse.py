@@ -116,7 +116,9 @@ _MOST_DOCUMENTS = 20
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
-_HELD = re.compile(r"(?:exec|nohup)?\s*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
+_HELD = re.compile(
+    r"\s*(?:(?:exec|nohup|\w+=\S*|\$\w+)\s+){0,20}(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s"
+)
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
 _BY_NAME = re.compile(r"(?<=vllm==)\$?\{+(\w{1,60})\}+|(?<=vllm-openai:v)\$?\{+(\w{1,60})\}+")
@@ -141,6 +143,8 @@ _JOB_GPUS = re.compile(
     r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:([a-zA-Z]\w*):)?(\d{1,3})\s*$", re.MULTILINE
 )
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
+_RUNTIME = re.compile(r"^[ \t]*kind: (?:Cluster)?ServingRuntime\b", re.MULTILINE)
+_SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ", re.MULTILINE)
 _MOST_BRANCHES = 8
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
@@ -297,14 +301,25 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
     blocks = [(block.start(3), block[2].lower(), block[3]) for block in _BLOCK.finditer(text)]
     blocks += [(block.start(1), "", block[1]) for block in _INLINE.finditer(text)]
     pinned, beside = _named(text)
+    runtime, taken = "", slice(0)  # a ServingRuntime, and its launches, of which an InferenceService makes a server
     for start, language, block in sorted(blocks):
-        before = text.count("\n", 0, start)
+        before, text_of_block = text.count("\n", 0, start), textwrap.dedent(block)
+        is_joined = bool(runtime and _SERVICE.search(block))
+        if is_joined:
+            text_of_block = f"{runtime}\n---\n{text_of_block}"
         suffix = {"python": ".py", "py": ".py", "json": ".json", **_WINDOWS}.get(language, "")
         with suppress(BadUsage):
-            started = parse_all(textwrap.dedent(block), version, None, suffix)
+            started = parse_all(text_of_block, version, None, suffix)
             # flags alone explain a command
             started = tuple(each for each in started if each.arguments or each.writing)
-            commands += [each._replace(line=before + max(1, each.line), beside=beside or pinned) for each in started]
+            lines = [before + (1 if is_joined else max(1, each.line)) for each in started]
+            if is_joined:
+                del commands[taken]
+                runtime, taken = "", slice(0)
+            elif _RUNTIME.search(block):
+                runtime, taken = text_of_block, slice(len(commands), len(commands) + len(started))
+            pairs = zip(started, lines, strict=True)
+            commands += [each._replace(line=line, beside=beside or pinned) for each, line in pairs]
     if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
     return tuple(commands[:_MOST_SERVERS])
@@ -394,9 +409,10 @@ def _parse_shell(
         if step.path and at not in servers and _serve_end(step.words) is not None and len(servers) < _MOST_SERVERS:
             run({**dict.fromkeys(taken, -1), **dict(step.path)})
     if not servers:
-        held = [value for step in steps for value in _assignments(step.words).values() if _HELD.match(value)]
+        held = [(step.line, text) for step in steps for text in _assignments(step.words).values() if _HELD.match(text)]
         if held:  # CMD="vllm serve m"; start "$CMD"
-            return _parse_shell("\n".join(held[:_MOST_SERVERS]), version, folder)
+            started = ((line, _parse_shell(text.strip(), version, folder)) for line, text in held[:_MOST_SERVERS])
+            return tuple(each._replace(line=line) for line, commands in started for each in commands)
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
@@ -414,9 +430,16 @@ def _parse_shell(
             container=first.container or job,
             pinned=pinned,
             beside=beside,
+            lost=_lost(steps[at + 1].words if at + 1 < len(steps) else ()),
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _lost(words: Sequence[str]) -> str:
+    """Return the flag of vLLM's with which a command begins, whose line was to continue another's; "" for none."""
+    name = words[0].partition("=")[0] if words else ""
+    return name if name.startswith("--") and understood(name) else ""
 
 
 def _function(lines: Sequence[str], line: int) -> str:

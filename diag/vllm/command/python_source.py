@@ -26,7 +26,7 @@ _COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m 
 _LINE = re.compile(_COMMAND.pattern, re.MULTILINE)
 _IMPORT = re.compile(r"^(?:from [\w.]+ )?import \w", re.MULTILINE)
 _PRINTERS = frozenset[str](NOTATIONS["printers"])
-_NOTEBOOK = re.compile(r"^[ \t]*[!%].*$", re.MULTILINE)
+_NOTEBOOK = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.MULTILINE)
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -72,7 +72,14 @@ def _tree(text: str) -> ast.Module:
     """Parse a source, else without the lines that only a notebook runs."""
     with suppress(SyntaxError):
         return ast.parse(text)
-    return ast.parse(_NOTEBOOK.sub("", text))
+    return ast.parse(_NOTEBOOK.sub(lambda line: f"{line[1]}pass" + "\n" * line[0].count("\n"), text))
+
+
+def is_parsed(cell: str) -> bool:
+    """Return True if a cell of a notebook is Python."""
+    with suppress(SyntaxError, ValueError, MemoryError, RecursionError), warnings.catch_warnings(action="ignore"):
+        return bool(_tree(cell))
+    return False
 
 
 def _foreign_names(nodes: list[ast.AST]) -> set[str]:
@@ -153,6 +160,15 @@ class _Source:
             and isinstance(statement.value, ast.List)
             and isinstance(statement.targets[0], ast.Name)
         }
+        together = [{part.arg or "": part.value for part in call.keywords} for call in self._calls]
+        together.append({name: value for name, (value, _) in self._lists_by_name.items()})
+        self._rest = {  # a container's command, and its args beside it
+            id(value): rest
+            for group in together
+            for name, value in group.items()
+            if name.endswith("command")
+            if isinstance(rest := group.get(name.removesuffix("command") + "args"), ast.List)
+        }
         self._joined = {
             id(self._lists_by_name[call.args[0].id][0])
             for call in self._calls
@@ -165,15 +181,23 @@ class _Source:
 
     def engines(self) -> Iterator[Writing]:
         writings: list[tuple[int, Writing]] = []
+        has_arguments = any(_names(call.func)[1] == "EngineArgs" for call in self._calls)  # LLM(**vars(arguments))
         for call in self._calls:
             root, last = _names(call.func)
             keywords = {keyword.arg for keyword in call.keywords if keyword.arg}
             is_vllm = keywords.isdisjoint(NOTATIONS["other_llm"])  # other libraries have an LLM, too
+            is_vllm = is_vllm and not (last == "LLM" and has_arguments and not call.args and not keywords)
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
-                command = serve(self._words(call, last), self._environment)
+                variables, _ = self._nested(
+                    next((part.value for part in call.keywords if part.arg == "runtime_env"), None)
+                )
+                own = variables.get("env_vars")
+                own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
+                command = serve(self._words(call, last), {**self._environment, **own})
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
-            words = self._list(node)
+            rest = self._rest.get(id(node))
+            words = [*self._list(node), *(self._list(rest) if rest else ())]
             is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
             if is_run or words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
                 command = shlex.join([*words, *self._added(node)])

@@ -12,7 +12,7 @@ from diag.core.files import parse_json
 from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
-from diag.vllm.command.python_source import engines, is_python
+from diag.vllm.command.python_source import engines, is_parsed, is_python
 from diag.vllm.command.shell import default
 from diag.vllm.flags.registry import known
 
@@ -24,7 +24,8 @@ EXPECTED = (
 VARIABLES = "a worker's variables"
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
-_SHELL_LINE = re.compile(r"^[ \t]*[!%]+(?:sh|bash)?", re.MULTILINE)
+_SCRIPT_CELL = re.compile(r"\s*%%(?:script[ \t]+)?(?:sh|bash)\b.*")
+_SHELL_LINE = re.compile(r"^[ \t]*(?:!+|%(?:sh|sx|system)[ \t])((?:.*\\\n)*.*)", re.MULTILINE)
 _NOMAD_TASK = re.compile(r'^[ \t]*task[ \t]+"([^"\n]+)"[ \t]*\{', re.MULTILINE)
 _NOMAD_VALUE = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*(\[[^\]]*\]|"(?:[^"\\\n]|\\.)*"|\w+)', re.MULTILINE)
 _NOMAD_TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
@@ -59,13 +60,15 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
             raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
         return launches
     if suffix == ".ipynb":
-        text, guide = _notebook(text)
-        told = (Writing("a notebook", guide, suffix=".md"),) if "```" in guide and "vllm" in guide else ()
-        if not is_python(text):
-            return (Writing("a notebook", text, is_here=True), *told)
+        code, shell, guide = _notebook(text)
+        written = (("\n".join(shell), ""), (guide, ".md" if "```" in guide else ""))
+        told = [Writing("a notebook", part, is_here=not end, suffix=end) for part, end in written if "vllm" in part]
         with suppress(BadUsage):
-            return (*engines(text, version), *told)
-        return told
+            told = [
+                *(engines("\n".join(filter(is_parsed, code)), version) if is_python("\n".join(code)) else ()),
+                *told,
+            ]
+        return tuple(told or [Writing("a notebook", "\n".join(code), is_here=True)])
     if _QUADLET.search(text):
         return _from_quadlet(text)
     if not is_code and _NOMAD_TASK.search(text):
@@ -132,15 +135,17 @@ def _closed(text: str, start: int) -> int:
     return len(text)
 
 
-def _notebook(text: str) -> tuple[str, str]:
-    """Return the code of a notebook, in which a line that begins with ! is a shell's, and its prose."""
+def _notebook(text: str) -> tuple[list[str], list[str], str]:
+    """Return the cells of a notebook with code, their lines for a shell, which begin with !, and its prose."""
     try:
         cells = parse_json(text).get("cells", [])
         cells = [(cell.get("cell_type"), "".join(cell.get("source", ""))) for cell in cells]
     except (ValueError, RecursionError, AttributeError, TypeError):
         raise BadUsage("the notebook cannot be read: it is no JSON") from None
-    code, prose = ("\n".join(text for kind, text in cells if kind == wanted) for wanted in ("code", "markdown"))
-    return code if is_python(code) else _SHELL_LINE.sub("", code), prose
+    code, prose = ([text for kind, text in cells if kind == wanted] for wanted in ("code", "markdown"))
+    scripts = [_SCRIPT_CELL.sub("", text) for text in code if _SCRIPT_CELL.match(text)]
+    lines = [line for text in code if not _SCRIPT_CELL.match(text) for line in _SHELL_LINE.findall(text)]
+    return code, [*lines, *scripts], "\n".join(prose)
 
 
 def notation(text: str) -> str:
