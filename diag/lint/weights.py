@@ -70,10 +70,8 @@ def checkpoint_not_quantized(target: LintTarget) -> Iterator[Match]:
         return
     has_settings = any(file.name.endswith(("quantize_config.json", "quant_config.json")) for file in _files(target))
     # a cache may hold config.json alone
-    is_known = "source:" in shape.facts and "the shape of" not in shape.facts  # by its name, with all of its settings
-    is_complete = (
-        is_known or is_folder(shape.name) or any(file.suffix in (".safetensors", ".bin") for file in _files(target))
-    )
+    is_known = (shape.facts and not shape.partial) or is_folder(shape.name)
+    is_complete = is_known or any(file.suffix in (".safetensors", ".bin") for file in _files(target))
     if is_complete and not has_settings:
         yield Match(f"--quantization {wanted}, and the checkpoint is not quantized")
 

@@ -1,7 +1,8 @@
 """Models by name: the config facts of models that people serve (models.json), for a name without a config.json here.
 
 A row has the repository as its key, its `source`, and the `config` fields that describe its shape, or `like` and the
-repository whose shape it has; `flags` are those that its launch needs. `bench/models.py` refreshes rows.
+repository whose shape it has; `flags` are those that its launch needs. `partial` are rows with sizes alone:
+the context and the quantization are not the checkpoint's own. `bench/models.py` refreshes rows.
 """
 
 import json
@@ -23,7 +24,6 @@ _FORMAT_WORDS = re.compile(
     r"(nvfp4|fp4|mxfp4|mxfp8|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|fp8|dynamic|block|"
     r"quantized|marlin|static|pertensor|sym|qat|ct)"
 )
-_UNREADABLE = re.compile(r"\b(gguf|exl2|exl3|mlx|onnx)\b")
 
 
 class NamedShape(NamedTuple):
@@ -31,6 +31,7 @@ class NamedShape(NamedTuple):
 
     `format` is the quantization that only the name states; `irregular` is True if such checkpoints differ in the
     modules that stay in 16 bits. `tune` is the source that a fine-tune has this shape, or the words that say so.
+    `partial` is True if context and quantization are not the checkpoint's own.
     """
 
     repository: str
@@ -39,6 +40,7 @@ class NamedShape(NamedTuple):
     format: str = ""
     irregular: bool = False
     tune: str = ""
+    partial: bool = True
 
     @property
     def note(self) -> str:
@@ -56,11 +58,19 @@ class Tune(NamedTuple):
     source: str
 
 
+class Unsized(NamedTuple):
+    """Names with these words are of no model that vLLM serves and diag sizes, for this reason."""
+
+    words: str
+    reason: str
+
+
 class _NameTables(NamedTuple):
     """The tables of names.toml."""
 
     other_shape: tuple[str, ...]
     tune: tuple[Tune, ...]
+    unsized: tuple[Unsized, ...]
 
 
 @cache
@@ -77,6 +87,12 @@ def launch_flags(name: str) -> Mapping[str, str]:
     """Return the flags with their values without which a model by its name does not do what it is made for."""
     shape = find_shape(name)
     return dict(_rows()[shape.repository].get("flags", {})) if shape else {}
+
+
+def unsized(name: str) -> str:
+    """Return why no shape is looked for by a name, as the end of a sentence; "" for a name that may have one."""
+    found = (one.reason for one in _names().unsized if re.search(one.words, name.lower().replace("_", "-")))
+    return next(found, "")
 
 
 def repositories() -> tuple[str, ...]:
@@ -105,11 +121,14 @@ def _index() -> Mapping[str, str]:
 
 def find_shape(name: str) -> NamedShape | None:
     """Find a model by its repository, by its name under another owner, or by a near spelling; None if it is unknown."""
-    if re.match(r"[./~]|\w+://", name) or name.count("/") > 1 or _UNREADABLE.search(name.lower()):
+    if re.match(r"[./~]|\w+://", name) or name.count("/") > 1:
         return None
     for spelling in (name.lower(), name.rpartition("/")[2].lower(), _key(name)):
         if repository := _index().get(spelling):
-            return NamedShape(repository, _rows()[repository]["source"], _fields(repository))
+            row = _rows()[repository]
+            return NamedShape(repository, row["source"], _fields(repository), partial="like" in row or "partial" in row)
+    if unsized(name):
+        return None
     plain = _without_format(name)
     if plain == name:
         return _tuned(name)
