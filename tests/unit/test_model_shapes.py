@@ -139,7 +139,7 @@ def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: 
 @pytest.mark.parametrize(
     ("name", "repository"),
     [
-        ("TheBloke/Llama-2-7B-Chat-fp16", "meta-llama/Llama-2-7b-chat-hf"),
+        ("TheBloke/Llama-2-7B-Chat-uncensored", "meta-llama/Llama-2-7b-chat-hf"),
         ("mlabonne/Qwen3-8B-abliterated", "Qwen/Qwen3-8B"),
         ("Sao10K/L3-8B-Stheno-v3.2", "meta-llama/Meta-Llama-3-8B"),
         ("NousResearch/Hermes-4-70B-FP8", "meta-llama/Meta-Llama-3.1-70B"),

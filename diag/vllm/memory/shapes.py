@@ -16,13 +16,10 @@ from typing import Any, NamedTuple
 from diag.core.declarations import PACKAGE, read
 from diag.vllm.memory.quantization import Format, tables
 
-_NOISE = frozenset(
-    ("instruct", "it", "chat", "hf", "base", "meta", "thinking", "reasoning", "bf16", "inst", "pt", "preview", "think")
-)
-"""Words of a name that do not change the shape."""
+_DAY = re.compile(r"20\d{6}")
 _FORMAT_WORDS = re.compile(
-    r"(nvfp4|fp4|mxfp4|mxfp8|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|fp8|dynamic|block|"
-    r"quantized|marlin|static|pertensor|sym|qat|ct)"
+    r"(nvfp4|fp4|mxfp4|mxfp8|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|int8mix|fp8|dynamic|"
+    r"block|quantized|marlin|static|pertensor|sym|qat|ct)"
 )
 
 
@@ -68,6 +65,7 @@ class Unsized(NamedTuple):
 class _NameTables(NamedTuple):
     """The tables of names.toml."""
 
+    same_shape: tuple[str, ...]
     other_shape: tuple[str, ...]
     tune: tuple[Tune, ...]
     unsized: tuple[Unsized, ...]
@@ -109,7 +107,9 @@ def _fields(repository: str) -> Mapping[str, Any]:
 def _key(name: str) -> str:
     """Return what is left of a name without its owner, separators and the words that do not change the shape."""
     words = re.split(r"[-_:\s]+", name.rpartition("/")[2].lower())
-    return "".join(word for word in words if word not in _NOISE).replace(".", "")
+    return "".join(word for word in words if word not in _names().same_shape and not _DAY.fullmatch(word)).replace(
+        ".", ""
+    )
 
 
 @cache
@@ -163,7 +163,7 @@ _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
 def _words(name: str) -> list[str]:
     """Return the words of a name in which family, generation and size are apart: qwen, 2.5, 7b."""
     words = re.findall(r"\d+(?:\.\d+)*[a-z]*|[a-z]+", name.rpartition("/")[2].lower())
-    return [word for word in words if word not in _NOISE]
+    return [word for word in words if word not in _names().same_shape]
 
 
 def _sizes(words: Iterable[str]) -> set[str]:
