@@ -266,6 +266,10 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     work.check(model, first)
     judges = {gpu.name: judge(started, GpuSpec(gpu.memory, gpu.name), release) for gpu in kinds}
     of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency, judge=judges[gpu.name]) for gpu in kinds}
+    if len(kinds) == 1 and not any(one.requests for one in of_kind[kinds[0].name]):
+        spread = _over_hosts(set_up(kinds[0]))
+        over = layouts(model, spread, kinds[0], concurrency, judge=judges[kinds[0].name])
+        of_kind[kinds[0].name] = [one for one in over if one.requests] or of_kind[kinds[0].name]
     best = chosen(chain.from_iterable(of_kind.values()), concurrency, prices)
     kind = best.gpu if best and best.gpu else kinds[0] if len(kinds) == 1 else None
     changed = []
@@ -313,6 +317,11 @@ def _setups(started: Command, model: Model, version: str, length: int | None, gp
     return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in joined]
 
 
+def _over_hosts(setups: Sequence[Setup]) -> list[Setup]:
+    """Return the largest setup with its layers divided among hosts; none if the launch says how it is divided."""
+    return [replace(setups[-1], pipeline=count) for count in (2, 4)] if len(setups) > 1 else []
+
+
 def _least(deployments: list[Deployment], concurrency: int | None) -> list[Deployment]:
     """Return the fewest GPUs that hold the load; the most if none do."""
     return [deployment for deployment in deployments if deployment.holds(concurrency)][:1] or deployments[-1:]
@@ -346,14 +355,14 @@ def _left_out(model: Model, setups: Iterable[Setup]) -> list[str]:
 
 def _launch(model: Model, started: Command, best: Deployment, length: int | None) -> str:
     """Return the command of one replica of a deployment, as a line to paste."""
-    ranks = 1 if started.get("--tensor-parallel-size") else best.setup.tensor
-    tensor = ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
+    sizes = (("--tensor-parallel-size", best.setup.tensor), ("--pipeline-parallel-size", best.setup.pipeline))
+    divided = [word for flag, size in sizes if size > 1 and not started.get(flag) for word in (flag, str(size))]
     context = ["--max-model-len", str(length)] if length and length <= model.longest else []
     needed = [
         word for flag, value in launch_flags(model.name).items() if not started.get(flag) for word in (flag, value)
     ]
     spread = hosts(best)
-    added = [*tensor, *context, *needed, *best.flags.split(), *(spread.first.split() if spread else ())]
+    added = [*divided, *context, *needed, *best.flags.split(), *(spread.first.split() if spread else ())]
     replaced = {at for option in started.given if option.name in added for at in option.words}
     printed = masked(started)  # it keeps its number of words
     words = (word for at, word in enumerate(printed.words) if at not in replaced)

@@ -19,7 +19,17 @@ from diag.vllm.deployments import NOW
 from diag.vllm.memory.fitting import safe_sequences
 from diag.vllm.memory.ledger import WEIGHTS
 
-NAMES = ("llama-3.1-8b", "llama-3-70b", "qwen2.5-7b", "qwen3-30b-a3b", "qwen3.5-27b", "gpt-oss-120b", "gemma-3-27b")
+NAMES = (
+    "llama-3.1-8b",
+    "llama-3-70b",
+    "qwen2.5-7b",
+    "qwen3-30b-a3b",
+    "qwen3.5-27b",
+    "gpt-oss-120b",
+    "gemma-3-27b",
+    "deepseek-v3",
+    "bge-m3",
+)
 FLAGS = ("", "-tp 2", "--kv-cache-dtype fp8", "--max-num-seqs 64", "--enforce-eager", "-dp 2", "-pp 2")
 
 
@@ -125,6 +135,25 @@ def test_a_quantization_that_a_gpu_lacks_fits_none_of_them(model: str, refusing:
         found = judge(launch, "0.33.0", gpu=gpu).findings
         assert ("refuses to start" in reasons) is (gpu in refusing)
         assert ("option_of_another_gpu" in {one.rule for one in found}) is (gpu in refusing)
+
+
+@pytest.mark.parametrize("flags", ["--quantization bitsandbytes", "--attention-backend FLASHINFER", ""])
+def test_what_rocm_lacks_is_refused_by_budget_and_lint(flags: str) -> None:
+    """Was: FITS by memory alone for a GPU without a compute capability."""
+    launch = f"vllm serve Qwen/Qwen2.5-7B-Instruct {flags}"
+    ledger = estimate(BudgetOptions(launch, "mi300x", version="0.33.0")).ledger
+    assert [why.startswith("vLLM refuses to start: -") for why in ledger.reasons] == [True] * bool(flags)
+    rules = {one.rule for one in judge(launch, "0.33.0", gpu="mi300x").findings}
+    assert ("option_of_another_gpu" in rules) is bool(flags)
+
+
+def test_a_model_above_one_host_is_divided_among_hosts() -> None:
+    """Was: none holds one request, and no word of two hosts."""
+    page, said = sized("vllm serve deepseek-ai/DeepSeek-V3", "h100", "8k", 64)
+    assert page.startswith("16 x h100 (TP 8 PP 2) holds 64 requests of 8,000 tokens")
+    assert "--pipeline-parallel-size 2 --max-model-len 8000 --nnodes 2" in str(said["launch"])
+    page, _ = sized("vllm serve deepseek-ai/DeepSeek-V3 -tp 8", "h100", "8k", 64)
+    assert page.startswith("None holds one request")
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:

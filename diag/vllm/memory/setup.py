@@ -11,7 +11,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.devices import lacking
 from diag.vllm.flags.registry import default, release, since, versions
-from diag.vllm.gpus import capability
+from diag.vllm.gpus import capability, is_amd
 from diag.vllm.memory.additions import Adapters, Draft, adapters, draft
 from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.model import Model
@@ -206,7 +206,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         full_graphs=_graph_mode(command) not in ("NONE", "PIECEWISE"),
         adapters=adapters(command),
         draft=drafting,
-        is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
+        is_amd=is_amd(gpu.name),
         refused=_refused(command, model, gpu.name, version),
     )
     return _with_cache(_with_variables(planned, command), command)
@@ -266,7 +266,7 @@ _POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
 
 def _refused(command: Command, model: Model, gpu: str, version: str) -> str:
     method = str((model.quantization or {}).get("quant_method", "")).lower()
-    return next((text.format(gpu) for _, text in lacking(command, method, capability(gpu), version)), "")
+    return next((text for _, text in lacking(command, method, gpu, version)), "")
 
 
 def _pools(command: Command, model: Model) -> bool:

@@ -193,5 +193,5 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
         likely = round(low + (high - low) * (_HOPPER_PADS if setup.capability == _HOPPER else 1))
         least, most, more = (slack, slack, 0) if files else (max(slack, LOADED[0]), max(slack, LOADED[1]), LOADED[2])
         bounds = ByteRange(round(low * (1 - least)) - beside, round(high * (1 + most)) + beside + more, likely)
-        rows.append(Stage(span, bounds, "exact" if exact else "estimated", source))
+        rows.append(Stage(span, bounds, "exact" if bounds.low == bounds.high else "estimated", source))
     return rows
