@@ -12,12 +12,21 @@ from support.sampling import some
 
 from diag.commands.budget import estimate, run, size_up
 from diag.commands.lint import judge
-from diag.commands.options import BudgetOptions
+from diag.commands.options import BudgetOptions, PreflightOptions
+from diag.commands.preflight import _with_ledger as with_ledger
+from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.knowledge.catalog import load
+from diag.lint.host import memory_ledger
+from diag.lint.rule import HostGpu, HostGpus, LintTarget
+from diag.preflight.check import PreflightFacts
 from diag.report.gpu_sizing import render_budget
+from diag.vllm.command.parse import parse
 from diag.vllm.deployments import NOW
+from diag.vllm.gpus import memory
 from diag.vllm.memory.fitting import safe_sequences
 from diag.vllm.memory.ledger import WEIGHTS
+from diag.vllm.work import _command_samples
 
 NAMES = (
     "llama-3.1-8b",
@@ -60,6 +69,9 @@ def test_a_page_has_one_number_for_one_thing(seed: int) -> None:
         assert [held for _, held in alike] == sorted(held for _, held in alike), "more GPUs never hold less"
     able = [one for one in rows if one["requests"]]
     concurrency = said["concurrency"]
+    if concurrency is None:  # nothing of a request is kept
+        assert "nothing of a request is kept" in " ".join(page.split()) and len({one["verdict"] for one in able}) <= 1
+        return
     assert all(one["requests"] >= concurrency for one in able)
     assert len({one["batch"] for one in able if one["batch"] == concurrency} | {concurrency}) == 1
     first = " ".join(page.splitlines()[0].split())
@@ -84,6 +96,30 @@ def test_offers_repeat_the_ledger_of_their_page(seed: int) -> None:
     if last and now and last.change == "more GPUs":
         assert last.requests >= 2 * now[0].requests * last.gpus // (2 * now[0].gpus)
     assert render_budget(budget)
+
+
+@pytest.mark.parametrize("seed", some(range(60), 4))
+def test_a_launch_has_the_same_numbers_on_budget_lint_preflight_and_doctor(seed: int) -> None:
+    command, gpu, context, _ = launch(seed)
+    command = f"{command} --max-model-len {context}"
+    try:
+        page = estimate(BudgetOptions(command, gpu, version="0.32.0")).ledger
+    except BadUsage:
+        return
+    of_host = HostGpus(tuple(HostGpu(str(at), gpu, memory(gpu), memory(gpu)) for at in range(8)), {})
+    linted = memory_ledger(LintTarget(parse(command, "0.32.0"), "0.32.0", page.model, of_host))
+    assert linted and (linted.blocks, linted.kv_cache, linted.verdict) == (page.blocks, page.kv_cache, page.verdict)
+    known = PreflightFacts(Contract(), load(None), "0.32.0", command=parse(command))
+    before = with_ledger(known, PreflightOptions(command, gpu=gpu), command).ledger
+    assert before and (before.rows, before.blocks, before.reasons) == (page.rows, page.blocks, page.reasons)
+    runs = (("dtype", "float32"),) if page.setup.float32 else ()  # the server tells it
+    live = {(name, *labels): value for name, labels, value in _command_samples(command, "0.32.0", runs)}
+    kept = live.get(("diag_vllm_kv_cache_bytes_per_token",))
+    if kept and page.layout and not (page.layout.windows or page.layout.states) and page.setup.pipeline == 1:
+        assert kept == pytest.approx(page.token_bytes, rel=0.01)
+    total = next(row.computed for row in page.rows if row.name == WEIGHTS)
+    read = sum(value for (name, *_), value in live.items() if name == "diag_vllm_weight_bytes")
+    assert total and read <= total.high and (not read or read > 0.7 * total.low)  # all but the embedding
 
 
 def test_the_answer_is_line_1_with_the_least_gpus_that_hold_the_load() -> None:
