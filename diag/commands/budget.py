@@ -258,18 +258,13 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     kinds = tuple(gpus.gpus().values()) if options.all_gpus else (gpus.named(options.gpu),)
     if model.family is None or model.unknown:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
-    of_a_gpu = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
-    started = started._replace(environment=of_a_gpu)
+    started = started._replace(environment={k: v for k, v in started.environment.items() if k != CPU_SPACE})
     set_up = partial(_setups, started, model, version, length)
     first = set_up(kinds[0])[0]
     check(model, first)
     work.check(model, first)
     judges = {gpu.name: judge(started, GpuSpec(gpu.memory, gpu.name), release) for gpu in kinds}
     of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency, judge=judges[gpu.name]) for gpu in kinds}
-    if len(kinds) == 1 and not any(one.requests for one in of_kind[kinds[0].name]):
-        spread = _over_hosts(set_up(kinds[0]))
-        over = layouts(model, spread, kinds[0], concurrency, judge=judges[kinds[0].name])
-        of_kind[kinds[0].name] = [one for one in over if one.requests] or of_kind[kinds[0].name]
     best = chosen(chain.from_iterable(of_kind.values()), concurrency, prices)
     kind = best.gpu if best and best.gpu else kinds[0] if len(kinds) == 1 else None
     changed = []
@@ -315,11 +310,6 @@ def _setups(started: Command, model: Model, version: str, length: int | None, gp
     is_fixed = started.get("--tensor-parallel-size") or planned.pipeline * planned.data > 1
     joined = [tensor for tensor in TENSORS if tensor <= gpu.joined]
     return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in joined]
-
-
-def _over_hosts(setups: Sequence[Setup]) -> list[Setup]:
-    """Return the largest setup with its layers divided among hosts; none if the launch says how it is divided."""
-    return [replace(setups[-1], pipeline=count) for count in (2, 4)] if len(setups) > 1 else []
 
 
 def _least(deployments: list[Deployment], concurrency: int | None) -> list[Deployment]:

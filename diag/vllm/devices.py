@@ -11,10 +11,7 @@ from diag.vllm.gpus import capability, is_amd
 
 
 class GpuOption(NamedTuple):
-    """Values of a flag that GPUs of these capabilities have, AMD's without any; `latent` is None for any model.
-
-    AMD's GPUs, whose capability is not known, are refused only what is `cuda`.
-    """
+    """Values of a flag that GPUs of these capabilities have; AMD's lack what is `cuda`; `latent` None is any model."""
 
     flag: str
     values: tuple[str, ...]
@@ -46,5 +43,4 @@ def lacking(command: Command, method: str | None, gpu: str, version: str) -> Ite
     level, amd = capability(gpu), is_amd(gpu)
     for option, value, by in options(command, method, version) if level or amd else ():
         if option.cuda if amd else not any(first <= level <= last for first, last in option.capabilities):
-            kind = "an AMD GPU (ROCm)" if amd else f"whose compute capability is {level}"
-            yield option, f"{by} {value} on {gpu}, {kind}"
+            yield option, f"{by} {value} on {gpu}, {'with ROCm' if amd else f'whose compute capability is {level}'}"

@@ -119,7 +119,7 @@ def test_a_launch_has_the_same_numbers_on_budget_lint_preflight_and_doctor(seed:
         assert kept == pytest.approx(page.token_bytes, rel=0.01)
     total = next(row.computed for row in page.rows if row.name == WEIGHTS)
     read = sum(value for (name, *_), value in live.items() if name == "diag_vllm_weight_bytes")
-    assert total and read <= total.high and (not read or read > 0.7 * total.low)  # all but the embedding
+    assert total and read <= 1.02 * total.high and (not read or read > 0.7 * total.low)  # all but the embedding
 
 
 def test_the_answer_is_line_1_with_the_least_gpus_that_hold_the_load() -> None:

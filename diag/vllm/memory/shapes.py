@@ -16,12 +16,6 @@ from typing import Any, NamedTuple
 from diag.core.declarations import PACKAGE, read
 from diag.vllm.memory.quantization import Format, tables
 
-_DAY = re.compile(r"20\d{6}")
-_FORMAT_WORDS = re.compile(
-    r"(nvfp4|fp4|mxfp4|mxfp8|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|int8mix|fp8|dynamic|"
-    r"block|quantized|marlin|static|pertensor|sym|qat|ct)"
-)
-
 
 class NamedShape(NamedTuple):
     """Config facts found by a name: the row's repository, its source, the fields, and what the name adds to them.
@@ -55,20 +49,14 @@ class Tune(NamedTuple):
     source: str
 
 
-class Unsized(NamedTuple):
-    """Names with these words are of no model that vLLM serves and diag sizes, for this reason."""
-
-    words: str
-    reason: str
-
-
 class _NameTables(NamedTuple):
-    """The tables of names.toml."""
+    """The tables of names.toml; `unsized` has the reasons by the words of what has no shape."""
 
     same_shape: tuple[str, ...]
     other_shape: tuple[str, ...]
+    format: re.Pattern[str]
     tune: tuple[Tune, ...]
-    unsized: tuple[Unsized, ...]
+    unsized: Mapping[str, str]
 
 
 @cache
@@ -89,8 +77,8 @@ def launch_flags(name: str) -> Mapping[str, str]:
 
 def unsized(name: str) -> str:
     """Return why no shape is looked for by a name, as the end of a sentence; "" for a name that may have one."""
-    found = (one.reason for one in _names().unsized if re.search(one.words, name.lower().replace("_", "-")))
-    return next(found, "")
+    plain = name.lower().replace("_", "-")
+    return next((reason for words, reason in _names().unsized.items() if re.search(words, plain)), "")
 
 
 def repositories() -> tuple[str, ...]:
@@ -107,9 +95,8 @@ def _fields(repository: str) -> Mapping[str, Any]:
 def _key(name: str) -> str:
     """Return what is left of a name without its owner, separators and the words that do not change the shape."""
     words = re.split(r"[-_:\s]+", name.rpartition("/")[2].lower())
-    return "".join(word for word in words if word not in _names().same_shape and not _DAY.fullmatch(word)).replace(
-        ".", ""
-    )
+    kept = (word for word in words if word not in _names().same_shape and not re.fullmatch(r"20\d{6}", word))
+    return "".join(kept).replace(".", "")
 
 
 @cache
@@ -130,10 +117,8 @@ def find_shape(name: str) -> NamedShape | None:
     if unsized(name):
         return None
     plain = _without_format(name)
-    if plain == name:
-        return _tuned(name)
-    if not (shape := find_shape(plain)):
-        return None
+    if plain == name or not (shape := find_shape(plain)):
+        return _tuned(name) if plain == name else None
     words, method = name.rpartition("/")[2], str(shape.config.get("quantization_config", {}).get("quant_method"))
     format = next(filter(None, (_format(words),)))
     if (format.label == "FP8" and "fp8" in method) or (format.label == "MXFP4" and method == "mxfp4"):
@@ -152,7 +137,7 @@ def _without_format(name: str) -> str:
     """Return a name without the words of its quantization; the name itself if it has none."""
     owner, slash, last = name.rpartition("/")
     words = re.split(r"[-_]", last)
-    kept = [word for word in words if not re.fullmatch(_FORMAT_WORDS.pattern + r"(\.\w+)?", word.lower())]
+    kept = [word for word in words if not re.fullmatch(_names().format.pattern, word.lower())]
     return f"{owner}{slash}{'-'.join(kept)}" if _format(last) and len(kept) < len(words) and kept else name
 
 
@@ -189,9 +174,9 @@ def _tuned(name: str) -> NamedShape | None:
             row = _families()[span]
             return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
     for tune in _names().tune:
-        match = re.search(rf"(?<![a-z0-9.]){tune.words}(?![a-z0-9])", last)
+        match = re.search(rf"(?<![a-z0-9.])(?:{tune.words})(?![a-z0-9])", last)
         if match and not set(words) & set(other) and (shape := find_shape(match.expand(tune.like))):
-            return shape._replace(tune=tune.source)
+            return shape._replace(tune=tune.source, partial=True)
     return None
 
 
@@ -200,18 +185,16 @@ def closest(name: str) -> str:
     wanted, words = _key(_without_format(name)), _words(_without_format(name))
     size = max(map(_number, _sizes(words)), default=0.0)
 
+    ratio = 1.3  # of sizes that are about the same
+
     def is_near(repository: str) -> bool:
         other = _words(repository)
         largest = max(map(_number, _sizes(other)), default=0.0)
-        return bool(words) and other[:1] == words[:1] and size / _NEAR <= largest <= size * _NEAR
+        return bool(words) and other[:1] == words[:1] and size / ratio <= largest <= size * ratio
 
     keys = {_key(repository): repository for repository in reversed(repositories()) if is_near(repository)}
     near = [key for key in sorted(keys) if wanted and key.startswith(wanted)] or get_close_matches(wanted, keys, n=1)
     return keys[near[0]] if near else ""
-
-
-_NEAR = 1.3
-"""Ratio of sizes that are about the same."""
 
 
 def _number(size: str) -> float:
