@@ -258,8 +258,7 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     kinds = tuple(gpus.gpus().values()) if options.all_gpus else (gpus.named(options.gpu),)
     if model.family is None or model.unknown:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
-    of_a_gpu = {name: value for name, value in started.environment.items() if name != CPU_SPACE}
-    started = started._replace(environment=of_a_gpu)
+    started = started._replace(environment={k: v for k, v in started.environment.items() if k != CPU_SPACE})
     set_up = partial(_setups, started, model, version, length)
     first = set_up(kinds[0])[0]
     check(model, first)
@@ -346,14 +345,14 @@ def _left_out(model: Model, setups: Iterable[Setup]) -> list[str]:
 
 def _launch(model: Model, started: Command, best: Deployment, length: int | None) -> str:
     """Return the command of one replica of a deployment, as a line to paste."""
-    ranks = 1 if started.get("--tensor-parallel-size") else best.setup.tensor
-    tensor = ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
+    sizes = (("--tensor-parallel-size", best.setup.tensor), ("--pipeline-parallel-size", best.setup.pipeline))
+    divided = [word for flag, size in sizes if size > 1 and not started.get(flag) for word in (flag, str(size))]
     context = ["--max-model-len", str(length)] if length and length <= model.longest else []
     needed = [
         word for flag, value in launch_flags(model.name).items() if not started.get(flag) for word in (flag, value)
     ]
     spread = hosts(best)
-    added = [*tensor, *context, *needed, *best.flags.split(), *(spread.first.split() if spread else ())]
+    added = [*divided, *context, *needed, *best.flags.split(), *(spread.first.split() if spread else ())]
     replaced = {at for option in started.given if option.name in added for at in option.words}
     printed = masked(started)  # it keeps its number of words
     words = (word for at, word in enumerate(printed.words) if at not in replaced)

@@ -10,7 +10,6 @@ from diag.lint.rule import LintTarget, Match, is_open, rule
 from diag.lint.terms import all_hold, value_of
 from diag.lint.weights import checkpoint
 from diag.vllm.devices import lacking, options
-from diag.vllm.gpus import capability
 
 
 class _NameList(NamedTuple):
@@ -28,8 +27,8 @@ _LISTED = "0.33.0"
 @rule(topic="host")
 def option_of_another_gpu(target: LintTarget) -> Iterator[Match]:
     for gpu in target.used_gpus()[:1]:
-        for option, lacks in lacking(target.command, checkpoint(target), capability(gpu.name), target.version):
-            yield Match(lacks.format(gpu.name), fix=option.instead)
+        for option, lacks in lacking(target.command, checkpoint(target), gpu.name, target.version):
+            yield Match(lacks, fix=option.instead)
 
 
 @rule(topic="weights")

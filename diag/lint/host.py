@@ -52,9 +52,7 @@ def context_above_the_model(target: LintTarget) -> Iterator[Match]:
     command, shape = target.command, target.shape
     length = number(command.get("--max-model-len")) or 0
     extended = command.get("--hf-overrides") or command.get("--rope-scaling") or command.environment.get(_LONG) == "1"
-    # a checkpoint sets its context itself: neither the default of its class nor that of a model of its shape is its own
-    is_known = shape is not None and "defaults of" not in shape.facts and "source: the shape of" not in shape.facts
-    if shape and is_known and length > shape.longest and not extended:
+    if shape and not shape.partial and length > shape.longest and not extended:
         yield Match(
             f"--max-model-len {length:.15g} is above the model's maximum, {shape.longest:,} tokens",
             fix=f"Set --max-model-len to {shape.longest}",

@@ -14,13 +14,7 @@ _AWQ, _GPTQ = ("awq", "awq_marlin", "auto_awq"), ("gptq", "gptq_marlin", "auto_g
 _PREPARED = (*_AWQ, *_GPTQ, "compressed-tensors")
 """Methods that only load weights that were quantized before."""
 _ONLINE = ("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "bitsandbytes")
-_LOADS: Mapping[str, tuple[str, ...]] = {
-    "awq": _AWQ,
-    "gptq": _GPTQ,
-    "fp8": ("fp8",),
-    "compressed-tensors": ("compressed-tensors",),
-    "bitsandbytes": ("bitsandbytes",),
-}
+_LOADS = {"awq": _AWQ, "gptq": _GPTQ, **{name: (name,) for name in ("fp8", "compressed-tensors", "bitsandbytes")}}
 """The method in a checkpoint's quantization_config, and the values of --quantization that load it.
 
 Of other values, such as moe_wna16 and humming, which load several kinds of checkpoint, nothing is reported.
@@ -70,10 +64,8 @@ def checkpoint_not_quantized(target: LintTarget) -> Iterator[Match]:
         return
     has_settings = any(file.name.endswith(("quantize_config.json", "quant_config.json")) for file in _files(target))
     # a cache may hold config.json alone
-    is_known = "source:" in shape.facts and "the shape of" not in shape.facts  # by its name, with all of its settings
-    is_complete = (
-        is_known or is_folder(shape.name) or any(file.suffix in (".safetensors", ".bin") for file in _files(target))
-    )
+    is_known = (shape.facts and not shape.partial) or is_folder(shape.name)
+    is_complete = is_known or any(file.suffix in (".safetensors", ".bin") for file in _files(target))
     if is_complete and not has_settings:
         yield Match(f"--quantization {wanted}, and the checkpoint is not quantized")
 

@@ -219,7 +219,7 @@ def _sizing_table(sizing: Sizing) -> list[str]:
             one.name,
             one.layout,
             _FITS[one.ledger.verdict],
-            f"{one.requests:,}",
+            f"{one.requests:,}" if one.ledger.model.keeps_tokens else "any",
             f"{one.decode.tokens_per_second:,.0f}" if one.decode else "",
             f"{one.prefill.tokens_per_second:,.0f}" if one.prefill else "",
             one.decode.binds if one.decode else "",

@@ -250,7 +250,8 @@ def layouts(
     """Return deployments on GPUs of a kind, the fewest GPUs first: for each count the layout that holds most.
 
     With a load the counts are those at which a layout holds it, at most those of 4,096 replicas. More GPUs never hold
-    fewer requests. Without a layout that fits, the setups are returned as they are.
+    fewer requests. Without a layout that fits one host, the layers are divided among 2 or 4; without any, the setups
+    are returned as they are.
     """
     kind = change or Change(NOW, "", {}, model)
     engines = []
@@ -262,7 +263,10 @@ def layouts(
             engines.append(deployment(kind.model, page, gpu, concurrency, **labels))
     able = [one for one in engines if one.requests]
     if not able:
-        return engines if change is None else []
+        largest = [setup for setup in setups[1:][-1:] if setup.pipeline == 1]
+        spread = [replace(setup, pipeline=count) for setup in largest for count in (2, 4)]
+        over = layouts(model, spread, gpu, concurrency, judge=judge) if spread and change is None else []
+        return [one for one in over if one.requests] or (engines if change is None else [])
     certain = [one for one in able if one.ledger.verdict == "fits"] or able
     if concurrency:
         counts = {one.gpus * min(-(-concurrency // one.requests), _MOST_REPLICAS) for one in certain}

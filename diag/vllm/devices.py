@@ -7,15 +7,17 @@ from typing import NamedTuple
 from diag.core.declarations import PACKAGE, read
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release
+from diag.vllm.gpus import capability, is_amd
 
 
 class GpuOption(NamedTuple):
-    """Values of a flag that GPUs of these capabilities have, AMD's without any; `latent` is None for any model."""
+    """Values of a flag that GPUs of these capabilities have; AMD's lack what is `cuda`; `latent` None is any model."""
 
     flag: str
     values: tuple[str, ...]
     capabilities: tuple[tuple[float, ...], ...] = ()
     latent: bool | None = None
+    cuda: bool = False
     since: str = "0.0.0"
     instead: str = "Remove it: vLLM chooses one that the GPU has"
 
@@ -36,8 +38,9 @@ def options(command: Command, method: str | None, version: str) -> Iterator[tupl
             yield option, value, by
 
 
-def lacking(command: Command, method: str | None, level: float, version: str) -> Iterator[tuple[GpuOption, str]]:
-    """Yield the options that a GPU of a compute capability lacks, with the sentence; AMD's, 0, is not listed."""
-    for option, value, by in options(command, method, version) if level else ():
-        if not any(first <= level <= last for first, last in option.capabilities):
-            yield option, f"{by} {value} on {{}}, whose compute capability is {level}"
+def lacking(command: Command, method: str | None, gpu: str, version: str) -> Iterator[tuple[GpuOption, str]]:
+    """Yield the options that a GPU lacks, with the sentence; of a GPU whose capability is unknown none but AMD's."""
+    level, amd = capability(gpu), is_amd(gpu)
+    for option, value, by in options(command, method, version) if level or amd else ():
+        if option.cuda if amd else not any(first <= level <= last for first, last in option.capabilities):
+            yield option, f"{by} {value} on {gpu}, {'with ROCm' if amd else f'whose compute capability is {level}'}"

@@ -128,6 +128,11 @@ def capability(name: str) -> float:
     return gpu.capability if gpu else 0.0
 
 
+def is_amd(name: str) -> bool:
+    """Return True for a GPU of AMD by its name."""
+    return bool(re.search(r"\bmi\d{2,3}|amd|radeon", name.lower()))
+
+
 def _without_sheet(name: str) -> BareGpu | None:
     key, bare = _normalized(name).replace("-ti", "ti"), bare_gpus()
     return bare.get(key) or bare.get(key.removeprefix("rtx")) or bare.get(key.partition("-")[0])

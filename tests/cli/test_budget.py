@@ -27,7 +27,7 @@ FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
 
   GiB on one GPU                computed    log  difference  source
   budget                           72.91                     92 % of 79.25 GiB
-  weights         14.99 (14.93 to 15.23)  14.99        none  the shape in config.json
+  weights         14.99 (14.93 to 15.23)  14.99        none  the shape in config.json (estimated)
   activations        1.04 (0.80 to 1.77)                     a step of 8,192 tokens, logits of 1,024
                                                              requests (estimated)
   CUDA graphs        0.61 (0.18 to 1.33)   0.52        none  counted since vLLM 0.20.0 (estimated)
@@ -138,7 +138,7 @@ def test_json_has_whole_bytes_and_ranges() -> None:
     weights += 2**20  # embedding and head end half a MiB before whole steps of 2 MiB
     assert told["rows"][1] == {
         "name": "weights",
-        "basis": "exact",
+        "basis": "estimated",
         "source": "the shape in config.json",
         "bytes": [round(weights * 0.996), round(weights * 1.01) + 96 * 2**20],
         "estimate_bytes": weights,

@@ -12,14 +12,33 @@ from support.sampling import some
 
 from diag.commands.budget import estimate, run, size_up
 from diag.commands.lint import judge
-from diag.commands.options import BudgetOptions
+from diag.commands.options import BudgetOptions, PreflightOptions
+from diag.commands.preflight import _with_ledger as with_ledger
+from diag.core.contract import Contract
 from diag.core.errors import BadUsage
+from diag.knowledge.catalog import load
+from diag.lint.host import memory_ledger
+from diag.lint.rule import HostGpu, HostGpus, LintTarget
+from diag.preflight.check import PreflightFacts
 from diag.report.gpu_sizing import render_budget
+from diag.vllm.command.parse import parse
 from diag.vllm.deployments import NOW
+from diag.vllm.gpus import memory
 from diag.vllm.memory.fitting import safe_sequences
 from diag.vllm.memory.ledger import WEIGHTS
+from diag.vllm.work import _command_samples
 
-NAMES = ("llama-3.1-8b", "llama-3-70b", "qwen2.5-7b", "qwen3-30b-a3b", "qwen3.5-27b", "gpt-oss-120b", "gemma-3-27b")
+NAMES = (
+    "llama-3.1-8b",
+    "llama-3-70b",
+    "qwen2.5-7b",
+    "qwen3-30b-a3b",
+    "qwen3.5-27b",
+    "gpt-oss-120b",
+    "gemma-3-27b",
+    "deepseek-v3",
+    "bge-m3",
+)
 FLAGS = ("", "-tp 2", "--kv-cache-dtype fp8", "--max-num-seqs 64", "--enforce-eager", "-dp 2", "-pp 2")
 
 
@@ -50,6 +69,9 @@ def test_a_page_has_one_number_for_one_thing(seed: int) -> None:
         assert [held for _, held in alike] == sorted(held for _, held in alike), "more GPUs never hold less"
     able = [one for one in rows if one["requests"]]
     concurrency = said["concurrency"]
+    if concurrency is None:  # nothing of a request is kept
+        assert "nothing of a request is kept" in " ".join(page.split()) and len({one["verdict"] for one in able}) <= 1
+        return
     assert all(one["requests"] >= concurrency for one in able)
     assert len({one["batch"] for one in able if one["batch"] == concurrency} | {concurrency}) == 1
     first = " ".join(page.splitlines()[0].split())
@@ -74,6 +96,30 @@ def test_offers_repeat_the_ledger_of_their_page(seed: int) -> None:
     if last and now and last.change == "more GPUs":
         assert last.requests >= 2 * now[0].requests * last.gpus // (2 * now[0].gpus)
     assert render_budget(budget)
+
+
+@pytest.mark.parametrize("seed", some(range(60), 4))
+def test_a_launch_has_the_same_numbers_on_budget_lint_preflight_and_doctor(seed: int) -> None:
+    command, gpu, context, _ = launch(seed)
+    command = f"{command} --max-model-len {context}"
+    try:
+        page = estimate(BudgetOptions(command, gpu, version="0.32.0")).ledger
+    except BadUsage:
+        return
+    of_host = HostGpus(tuple(HostGpu(str(at), gpu, memory(gpu), memory(gpu)) for at in range(8)), {})
+    linted = memory_ledger(LintTarget(parse(command, "0.32.0"), "0.32.0", page.model, of_host))
+    assert linted and (linted.blocks, linted.kv_cache, linted.verdict) == (page.blocks, page.kv_cache, page.verdict)
+    known = PreflightFacts(Contract(), load(None), "0.32.0", command=parse(command))
+    before = with_ledger(known, PreflightOptions(command, gpu=gpu), command).ledger
+    assert before and (before.rows, before.blocks, before.reasons) == (page.rows, page.blocks, page.reasons)
+    runs = (("dtype", "float32"),) if page.setup.float32 else ()  # the server tells it
+    live = {(name, *labels): value for name, labels, value in _command_samples(command, "0.32.0", runs)}
+    kept = live.get(("diag_vllm_kv_cache_bytes_per_token",))
+    if kept and page.layout and not (page.layout.windows or page.layout.states) and page.setup.pipeline == 1:
+        assert kept == pytest.approx(page.token_bytes, rel=0.01)
+    total = next(row.computed for row in page.rows if row.name == WEIGHTS)
+    read = sum(value for (name, *_), value in live.items() if name == "diag_vllm_weight_bytes")
+    assert total and read <= 1.02 * total.high and (not read or read > 0.7 * total.low)  # all but the embedding
 
 
 def test_the_answer_is_line_1_with_the_least_gpus_that_hold_the_load() -> None:
@@ -125,6 +171,25 @@ def test_a_quantization_that_a_gpu_lacks_fits_none_of_them(model: str, refusing:
         found = judge(launch, "0.33.0", gpu=gpu).findings
         assert ("refuses to start" in reasons) is (gpu in refusing)
         assert ("option_of_another_gpu" in {one.rule for one in found}) is (gpu in refusing)
+
+
+@pytest.mark.parametrize("flags", ["--quantization bitsandbytes", "--attention-backend FLASHINFER", ""])
+def test_what_rocm_lacks_is_refused_by_budget_and_lint(flags: str) -> None:
+    """Was: FITS by memory alone for a GPU without a compute capability."""
+    launch = f"vllm serve Qwen/Qwen2.5-7B-Instruct {flags}"
+    ledger = estimate(BudgetOptions(launch, "mi300x", version="0.33.0")).ledger
+    assert [why.startswith("vLLM refuses to start: -") for why in ledger.reasons] == [True] * bool(flags)
+    rules = {one.rule for one in judge(launch, "0.33.0", gpu="mi300x").findings}
+    assert ("option_of_another_gpu" in rules) is bool(flags)
+
+
+def test_a_model_above_one_host_is_divided_among_hosts() -> None:
+    """Was: none holds one request, and no word of two hosts."""
+    page, said = sized("vllm serve deepseek-ai/DeepSeek-V3", "h100", "8k", 64)
+    assert page.startswith("16 x h100 (TP 8 PP 2) holds 64 requests of 8,000 tokens")
+    assert "--pipeline-parallel-size 2 --max-model-len 8000 --nnodes 2" in str(said["launch"])
+    page, _ = sized("vllm serve deepseek-ai/DeepSeek-V3 -tp 8", "h100", "8k", 64)
+    assert page.startswith("None holds one request")
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:

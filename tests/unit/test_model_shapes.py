@@ -74,6 +74,14 @@ BAAI/bge-reranker-base 0.278
 BAAI/bge-small-en-v1.5 0.0334
 shibing624/text2vec-base-chinese 0.102
 deepseek-ai/DeepSeek-Prover-V2-671B 671.03
+lmsys/vicuna-13b-v1.5 13.016
+mistralai/Ministral-8B-Instruct-2410 8.02
+OpenGVLab/InternVL3-78B 78.4
+intfloat/multilingual-e5-large-instruct 0.5599
+deepseek-ai/DeepSeek-V2.5 235.74
+Qwen/Qwen2-57B-A14B-Instruct 57.41
+google/gemma-3-270m-it 0.268
+HuggingFaceTB/SmolVLM-Instruct 2.246
 """
 """Names that people serve, and parameters in billions as published with the weights."""
 
@@ -131,13 +139,13 @@ def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: 
 @pytest.mark.parametrize(
     ("name", "repository"),
     [
-        ("TheBloke/Llama-2-7B-Chat-fp16", "meta-llama/Llama-2-7b-chat-hf"),
+        ("TheBloke/Llama-2-7B-Chat-uncensored", "meta-llama/Llama-2-7b-chat-hf"),
         ("mlabonne/Qwen3-8B-abliterated", "Qwen/Qwen3-8B"),
         ("Sao10K/L3-8B-Stheno-v3.2", "meta-llama/Meta-Llama-3-8B"),
         ("NousResearch/Hermes-4-70B-FP8", "meta-llama/Meta-Llama-3.1-70B"),
         ("Tongyi-Zhiwen/QwenLong-L1-32B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
         ("XGenerationLab/XiYanSQL-QwenCoder-7B-2502", "Qwen/Qwen2.5-Coder-7B-Instruct"),
-        ("Skywork/Skywork-Reward-V2-Llama-3.1-8B", ""),
+        ("Skywork/Skywork-Reward-V9-Llama-3.1-8B", ""),
         ("someone/Qwen3-8B-EAGLE3", ""),
         ("someone/Mistral-2x7B", ""),
         ("someone/Qwen2.5-7B-to-3B", ""),
@@ -181,6 +189,26 @@ def test_a_hint_is_near_in_family_and_size_or_absent(name: str) -> None:
 )
 def test_other_files_and_places_are_not_taken_for_a_shape(name: str) -> None:
     assert find_shape(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("unsloth/gemma-4-31B-it-GGUF", "GGUF"),
+        ("mlx-community/Qwen3-4B-4bit", "another engine"),
+        ("gpt-4o", "its vendor alone"),
+        ("google/gemini-2.5-flash", "its vendor alone"),
+        ("stabilityai/stable-diffusion-3.5-large", "makes pictures"),
+        ("Qwen/Qwen-Image-Edit-2511", "makes pictures"),
+        ("Qwen/Qwen3-TTS-12Hz-1.7B-Base", "makes speech"),
+        ("google/flan-t5-xl", "an encoder and a decoder"),
+        ("facebook/wav2vec2-base", "does not serve"),
+    ],
+)
+def test_what_vllm_does_not_serve_is_told_so_in_one_sentence(name: str, reason: str) -> None:
+    with pytest.raises(BadUsage, match=f"^'{name}' .*{reason}") as refused:
+        load(name, cached("/nowhere"))
+    assert "hf download" not in str(refused.value)
 
 
 def test_an_unknown_name_gets_the_closest_shape_and_the_way_to_the_file() -> None:

@@ -284,7 +284,7 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
         budget = writer.write(BUDGET, size, "exact", f"{share} of {gibibytes(setup.total)}")
         slack = 0 if BUDGET in writer.measured else round(size.low * _CARDS_DIFFER)
         usage = [budget and ByteRange(budget.low - slack, budget.high + slack, budget.central)]
-    doubt = "the bytes of scales and of layers that stay in 16 bits are estimated"
+    doubt = "what loading leaves in memory, and the bytes of scales and of layers in 16 bits, are estimated"
     usage.append(writer.write(WEIGHTS, stage.weights, stage.basis, stage.source, doubt))
     # the weights in a log contain a draft model and adapters
     if setup.draft:

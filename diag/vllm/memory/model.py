@@ -26,7 +26,7 @@ from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, quote, unread_fiel
 from diag.vllm.memory.layers import experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer, Mixer, UnknownLayers, WeightPart
 from diag.vllm.memory.quantization import Modules, mixed_precision, unquantized, with_experts
-from diag.vllm.memory.shapes import closest, find_shape
+from diag.vllm.memory.shapes import closest, find_shape, unsized
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a config.json; the largest hold a few hundred kilobytes of quantization rules."""
@@ -57,7 +57,8 @@ class Model:
     architecture, which is read like Llama; `doubt` has the reason for doubt. `latent` is the width of a token in MLA's
     cache, 0 for other attention. `mixed` has modules with bits of their own. `encoders` are the fields of vision and
     audio encoders by the name of their object. `facts` is the sentence about the origin of a shape that is known by its
-    name alone, `taken_for` the repository whose shape a fine-tune's name was taken for.
+    name alone, which is `partial` if its context and quantization are not the checkpoint's own, and `taken_for` the
+    repository whose shape a fine-tune's name was taken for.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Model:
     stack: tuple[Layer, ...] = ()
     experts: Experts | None = None
     facts: str = ""
+    partial: bool = False
     taken_for: str = ""
     counted: dict[range, Counter[WeightPart]] = field(init=False, default_factory=dict, compare=False, repr=False)
     """The parts of ranges of its layers: ledgers over releases and GPUs ask for them many times."""
@@ -183,6 +185,8 @@ def load(name: str, command: Command, revision: str = "", version: str = "") -> 
     except NoFolder as error:
         if model := _by_name(name, version):
             return model
+        if reason := unsized(name):
+            raise BadUsage(f"{quote(redaction.name(name))} {reason}") from error
         near = closest(name)
         raise BadUsage(f"{error}{f'; the closest shape that diag knows is {near}' if near else ''}") from error
 
@@ -197,7 +201,8 @@ def _by_name(name: str, version: str) -> Model | None:
     doubt = f"which modules of a checkpoint in {shape.format} stay in 16 bits is unknown"
     is_doubtful = shape.format and (shape.irregular or model.has_states)
     taken_for = shape.repository if shape.tune else ""
-    return replace(model, facts=shape.note, taken_for=taken_for, doubt=model.doubt or (doubt if is_doubtful else ""))
+    told = model.doubt or (doubt if is_doubtful else "")
+    return replace(model, facts=shape.note, partial=shape.partial, taken_for=taken_for, doubt=told)
 
 
 def parse(fields: Mapping[str, Any], name: str, folder: Path, place: str, version: str) -> Model:

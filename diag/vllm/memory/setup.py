@@ -11,7 +11,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.devices import lacking
 from diag.vllm.flags.registry import default, release, since, versions
-from diag.vllm.gpus import capability
+from diag.vllm.gpus import capability, is_amd
 from diag.vllm.memory.additions import Adapters, Draft, adapters, draft
 from diag.vllm.memory.architectures import stem
 from diag.vllm.memory.model import Model
@@ -23,7 +23,6 @@ MOST, MOST_TOKENS = 2**42, 2**26
 _UNCOUNTED: Mapping[str, str] = {
     "--quantization-param-path": "the scales of --quantization-param-path",
     "--rope-scaling": "what --rope-scaling changes",
-    "--num-redundant-experts": "redundant experts",
 }
 """Flags that take memory that is not computed."""
 _SAVINGS: Mapping[str, str] = {
@@ -34,7 +33,7 @@ _SAVINGS: Mapping[str, str] = {
 """Flags that may save some of the computed memory."""
 _OF_THE_HEAD = {"architectures", "classifier_from_token", "is_original_qwen3_reranker"}
 """Overrides of the head alone, which turn a reranker's head for tokens into one for scores."""
-_OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0", "--num-redundant-experts": "0"}
+_OFF = {"--decode-context-parallel-size": "1", "--offload-group-size": "0"}
 _REDUNDANT = re.compile(r"num[-_]redundant[-_]experts\W*[1-9]")
 PARTITION, CPU_SPACE = "VLLM_PP_LAYER_PARTITION", "VLLM_CPU_KVCACHE_SPACE"
 FLASHINFER = "VLLM_USE_FLASHINFER_SAMPLER"
@@ -159,9 +158,8 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     cpu = CPU_SPACE in command.environment or gpu.name == "cpu"
 
     text = command.get("--max-model-len")
-    auto_length, length = text in ("auto", "-1"), model.usual
-    if text is not None and not auto_length:
-        length = size(text, "--max-model-len", most=2**30)
+    auto_length = text in ("auto", "-1")
+    length = model.usual if text is None or auto_length else size(text, "--max-model-len", most=2**30)
 
     fixed, space, kv_cache_bytes = command.get("--kv-cache-memory-bytes"), command.environment.get(CPU_SPACE), None
     if fixed is not None:
@@ -176,6 +174,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     limits = {str(limit) for limit in command.keys("--limit-mm-per-prompt").values()}  # no items: no encoder is loaded
     is_on = {flag: bool(command.switched(flag)) for flag in _SWITCHES}
     level, dtype = capability(gpu.name), command.get("--dtype")
+    method = str((model.quantization or {}).get("quant_method", "")).lower()
     planned = Setup(
         version=version,
         total=gpu.total,
@@ -206,8 +205,8 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         full_graphs=_graph_mode(command) not in ("NONE", "PIECEWISE"),
         adapters=adapters(command),
         draft=drafting,
-        is_amd=bool(re.search(r"\bmi\d{2,3}|amd|radeon", gpu.name.lower())),
-        refused=_refused(command, model, gpu.name, version),
+        is_amd=is_amd(gpu.name),
+        refused=next((lacks for _, lacks in lacking(command, method, gpu.name, version)), ""),
     )
     return _with_cache(_with_variables(planned, command), command)
 
@@ -262,11 +261,6 @@ def _with_cache(planned: Setup, command: Command) -> Setup:
 
 
 _POOLING_TASKS = ("embed", "embedding", "classify", "score", "reward")
-
-
-def _refused(command: Command, model: Model, gpu: str, version: str) -> str:
-    method = str((model.quantization or {}).get("quant_method", "")).lower()
-    return next((text.format(gpu) for _, text in lacking(command, method, capability(gpu), version)), "")
 
 
 def _pools(command: Command, model: Model) -> bool:

@@ -1,7 +1,8 @@
 """Models by name: the config facts of models that people serve (models.json), for a name without a config.json here.
 
 A row has the repository as its key, its `source`, and the `config` fields that describe its shape, or `like` and the
-repository whose shape it has; `flags` are those that its launch needs. `bench/models.py` refreshes rows.
+repository whose shape it has; `flags` are those that its launch needs. `partial` are rows with sizes alone:
+the context and the quantization are not the checkpoint's own. `bench/models.py` refreshes rows.
 """
 
 import json
@@ -15,22 +16,13 @@ from typing import Any, NamedTuple
 from diag.core.declarations import PACKAGE, read
 from diag.vllm.memory.quantization import Format, tables
 
-_NOISE = frozenset(
-    ("instruct", "it", "chat", "hf", "base", "meta", "thinking", "reasoning", "bf16", "inst", "pt", "preview", "think")
-)
-"""Words of a name that do not change the shape."""
-_FORMAT_WORDS = re.compile(
-    r"(nvfp4|fp4|mxfp4|mxfp8|awq|gptq|auto|round|autoround|bnb|4bit|8bit|w4a16|w8a8|w8a16|int4|int8|fp8|dynamic|block|"
-    r"quantized|marlin|static|pertensor|sym|qat|ct)"
-)
-_UNREADABLE = re.compile(r"\b(gguf|exl2|exl3|mlx|onnx)\b")
-
 
 class NamedShape(NamedTuple):
     """Config facts found by a name: the row's repository, its source, the fields, and what the name adds to them.
 
     `format` is the quantization that only the name states; `irregular` is True if such checkpoints differ in the
     modules that stay in 16 bits. `tune` is the source that a fine-tune has this shape, or the words that say so.
+    `partial` is True if context and quantization are not the checkpoint's own.
     """
 
     repository: str
@@ -39,6 +31,7 @@ class NamedShape(NamedTuple):
     format: str = ""
     irregular: bool = False
     tune: str = ""
+    partial: bool = True
 
     @property
     def note(self) -> str:
@@ -57,10 +50,13 @@ class Tune(NamedTuple):
 
 
 class _NameTables(NamedTuple):
-    """The tables of names.toml."""
+    """The tables of names.toml; `unsized` has the reasons by the words of what has no shape."""
 
+    same_shape: tuple[str, ...]
     other_shape: tuple[str, ...]
+    format: re.Pattern[str]
     tune: tuple[Tune, ...]
+    unsized: Mapping[str, str]
 
 
 @cache
@@ -79,6 +75,12 @@ def launch_flags(name: str) -> Mapping[str, str]:
     return dict(_rows()[shape.repository].get("flags", {})) if shape else {}
 
 
+def unsized(name: str) -> str:
+    """Return why no shape is looked for by a name, as the end of a sentence; "" for a name that may have one."""
+    plain = name.lower().replace("_", "-")
+    return next((reason for words, reason in _names().unsized.items() if re.search(words, plain)), "")
+
+
 def repositories() -> tuple[str, ...]:
     """Return the repositories whose shapes are known."""
     return tuple(_rows())
@@ -93,7 +95,8 @@ def _fields(repository: str) -> Mapping[str, Any]:
 def _key(name: str) -> str:
     """Return what is left of a name without its owner, separators and the words that do not change the shape."""
     words = re.split(r"[-_:\s]+", name.rpartition("/")[2].lower())
-    return "".join(word for word in words if word not in _NOISE).replace(".", "")
+    kept = (word for word in words if word not in _names().same_shape and not re.fullmatch(r"20\d{6}", word))
+    return "".join(kept).replace(".", "")
 
 
 @cache
@@ -105,16 +108,17 @@ def _index() -> Mapping[str, str]:
 
 def find_shape(name: str) -> NamedShape | None:
     """Find a model by its repository, by its name under another owner, or by a near spelling; None if it is unknown."""
-    if re.match(r"[./~]|\w+://", name) or name.count("/") > 1 or _UNREADABLE.search(name.lower()):
+    if re.match(r"[./~]|\w+://", name) or name.count("/") > 1:
         return None
     for spelling in (name.lower(), name.rpartition("/")[2].lower(), _key(name)):
         if repository := _index().get(spelling):
-            return NamedShape(repository, _rows()[repository]["source"], _fields(repository))
-    plain = _without_format(name)
-    if plain == name:
-        return _tuned(name)
-    if not (shape := find_shape(plain)):
+            row = _rows()[repository]
+            return NamedShape(repository, row["source"], _fields(repository), partial="like" in row or "partial" in row)
+    if unsized(name):
         return None
+    plain = _without_format(name)
+    if plain == name or not (shape := find_shape(plain)):
+        return _tuned(name) if plain == name else None
     words, method = name.rpartition("/")[2], str(shape.config.get("quantization_config", {}).get("quant_method"))
     format = next(filter(None, (_format(words),)))
     if (format.label == "FP8" and "fp8" in method) or (format.label == "MXFP4" and method == "mxfp4"):
@@ -133,7 +137,7 @@ def _without_format(name: str) -> str:
     """Return a name without the words of its quantization; the name itself if it has none."""
     owner, slash, last = name.rpartition("/")
     words = re.split(r"[-_]", last)
-    kept = [word for word in words if not re.fullmatch(_FORMAT_WORDS.pattern + r"(\.\w+)?", word.lower())]
+    kept = [word for word in words if not re.fullmatch(_names().format.pattern, word.lower())]
     return f"{owner}{slash}{'-'.join(kept)}" if _format(last) and len(kept) < len(words) and kept else name
 
 
@@ -144,7 +148,7 @@ _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
 def _words(name: str) -> list[str]:
     """Return the words of a name in which family, generation and size are apart: qwen, 2.5, 7b."""
     words = re.findall(r"\d+(?:\.\d+)*[a-z]*|[a-z]+", name.rpartition("/")[2].lower())
-    return [word for word in words if word not in _NOISE]
+    return [word for word in words if word not in _names().same_shape]
 
 
 def _sizes(words: Iterable[str]) -> set[str]:
@@ -170,9 +174,9 @@ def _tuned(name: str) -> NamedShape | None:
             row = _families()[span]
             return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
     for tune in _names().tune:
-        match = re.search(rf"(?<![a-z0-9.]){tune.words}(?![a-z0-9])", last)
+        match = re.search(rf"(?<![a-z0-9.])(?:{tune.words})(?![a-z0-9])", last)
         if match and not set(words) & set(other) and (shape := find_shape(match.expand(tune.like))):
-            return shape._replace(tune=tune.source)
+            return shape._replace(tune=tune.source, partial=True)
     return None
 
 
@@ -181,18 +185,16 @@ def closest(name: str) -> str:
     wanted, words = _key(_without_format(name)), _words(_without_format(name))
     size = max(map(_number, _sizes(words)), default=0.0)
 
+    ratio = 1.3  # of sizes that are about the same
+
     def is_near(repository: str) -> bool:
         other = _words(repository)
         largest = max(map(_number, _sizes(other)), default=0.0)
-        return bool(words) and other[:1] == words[:1] and size / _NEAR <= largest <= size * _NEAR
+        return bool(words) and other[:1] == words[:1] and size / ratio <= largest <= size * ratio
 
     keys = {_key(repository): repository for repository in reversed(repositories()) if is_near(repository)}
     near = [key for key in sorted(keys) if wanted and key.startswith(wanted)] or get_close_matches(wanted, keys, n=1)
     return keys[near[0]] if near else ""
-
-
-_NEAR = 1.3
-"""Ratio of sizes that are about the same."""
 
 
 def _number(size: str) -> float:

@@ -153,8 +153,7 @@ def weights(model: Model, setup: Setup) -> list[Stage]:
         why = method if model.stack and not bits else "neither the model's shape nor its files are known"
         return [Stage(span, None, "unknown", f"{why}: give --log") for span in spans]
     bounds = ByteRange(max(files // setup.gpus - setup.offload, 0), files)
-    exact = setup.gpus == 1 and not setup.offload
-    basis: Basis = "exact" if exact else "estimated"
+    basis: Basis = "exact" if setup.gpus == 1 and not setup.offload else "estimated"
     return [Stage(span, bounds, basis, "the *.safetensors files") for span in spans]
 
 
@@ -162,9 +161,8 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
     """Return every stage by the shape; the bytes of the files are divided among the stages as the shape's are."""
     gpus = setup.gpus * setup.data
     is_known = gpus == 1 if files else bits.exact and not model.encoders and not model.doubt
-    exact = bool(is_known) and not model.latent and not setup.offload and not bits.padded
-    slack = BY_FILES if files else DOUBT if model.doubt else BY_FILES if bits.exact else QUANTIZED
-    slack = 0 if exact else slack
+    slack = BY_FILES if files or (bits.exact and not model.doubt) else DOUBT if model.doubt else QUANTIZED
+    slack = 0 if is_known and not (model.latent or setup.offload or bits.padded) else slack
     doubtful = 0 if files else round(encoders(model).elements * 2 * ENCODER / setup.tensor)
     origin = "the shape of that name" if model.facts else "the shape in config.json"
     shape = ", ".join(filter(None, (origin, bits.named)))
@@ -193,5 +191,5 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
         likely = round(low + (high - low) * (_HOPPER_PADS if setup.capability == _HOPPER else 1))
         least, most, more = (slack, slack, 0) if files else (max(slack, LOADED[0]), max(slack, LOADED[1]), LOADED[2])
         bounds = ByteRange(round(low * (1 - least)) - beside, round(high * (1 + most)) + beside + more, likely)
-        rows.append(Stage(span, bounds, "exact" if exact else "estimated", source))
+        rows.append(Stage(span, bounds, "exact" if bounds.low == bounds.high else "estimated", source))
     return rows
