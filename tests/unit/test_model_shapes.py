@@ -82,6 +82,13 @@ deepseek-ai/DeepSeek-V2.5 235.74
 Qwen/Qwen2-57B-A14B-Instruct 57.41
 google/gemma-3-270m-it 0.268
 HuggingFaceTB/SmolVLM-Instruct 2.246
+accounts/fireworks/models/llama-v3p1-70b-instruct 70.55
+us.meta.llama3-3-70b-instruct-v1:0 70.55
+meta.llama4-scout-17b-instruct-v1:0 107.77
+deepseek.r1-v1:0 671.03
+@cf/qwen/qwq-32b 32.76
+nvidia/nemotron-3-content-safety 4.3
+mistralai/Voxtral-Mini-4B-Realtime-2602 4.43
 """
 """Names that people serve, and parameters in billions as published with the weights."""
 

@@ -298,7 +298,8 @@ def _usage(writer: _LedgerWriter, model: Model, setup: Setup, stage: Stage) -> l
         source, why = f"--max-loras {slots}, --max-lora-rank {rank}", "not every release adapts every layer"
         usage.append(writer.write_part(ADAPTERS, ByteRange(low, high, low), source, why))
 
-    step = f"a step of {setup.batched_tokens:,} tokens, logits of {setup.sequences:,} requests"
+    logits = "" if setup.pooling else f", logits of {setup.sequences:,} requests"
+    step = f"a step of {setup.batched_tokens:,} tokens{logits}"
     if model.stack:
         usage.append(writer.estimate(ACTIVATIONS, profiling.activations(model, setup), step))
     else:

@@ -55,6 +55,7 @@ class _NameTables(NamedTuple):
     same_shape: tuple[str, ...]
     other_shape: tuple[str, ...]
     format: re.Pattern[str]
+    spelling: Mapping[str, str]
     tune: tuple[Tune, ...]
     unsized: Mapping[str, str]
 
@@ -107,7 +108,14 @@ def _index() -> Mapping[str, str]:
 
 
 def find_shape(name: str) -> NamedShape | None:
-    """Find a model by its repository, by its name under another owner, or by a near spelling; None if it is unknown."""
+    """Find a model by its repository, its name under another owner, or a near spelling; None if it is unknown."""
+    respelled = name.lower()
+    for words, instead in _names().spelling.items():
+        respelled = re.sub(words, instead, respelled)
+    return _find(name) or (_find(respelled) if respelled != name.lower() else None)
+
+
+def _find(name: str) -> NamedShape | None:
     if re.match(r"[./~]|\w+://", name) or name.count("/") > 1:
         return None
     for spelling in (name.lower(), name.rpartition("/")[2].lower(), _key(name)):
@@ -117,7 +125,7 @@ def find_shape(name: str) -> NamedShape | None:
     if unsized(name):
         return None
     plain = _without_format(name)
-    if plain == name or not (shape := find_shape(plain)):
+    if plain == name or not (shape := _find(plain)):
         return _tuned(name) if plain == name else None
     words, method = name.rpartition("/")[2], str(shape.config.get("quantization_config", {}).get("quant_method"))
     format = next(filter(None, (_format(words),)))
@@ -175,7 +183,7 @@ def _tuned(name: str) -> NamedShape | None:
             return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
     for tune in _names().tune:
         match = re.search(rf"(?<![a-z0-9.])(?:{tune.words})(?![a-z0-9])", last)
-        if match and not set(words) & set(other) and (shape := find_shape(match.expand(tune.like))):
+        if match and not set(words) & set(other) and (shape := _find(match.expand(tune.like))):
             return shape._replace(tune=tune.source, partial=True)
     return None
 
