@@ -22,7 +22,7 @@ from diag.core.metric_families import Sample
 from diag.vllm import gpus
 from diag.vllm.command.parse import parse
 from diag.vllm.gpus import GpuModel
-from diag.vllm.memory.kv_layout import NotCovered, bytes_read, entries, state_bytes, token_bytes
+from diag.vllm.memory.kv_layout import NotCovered, bytes_read, cache_type, entries, state_bytes, token_bytes
 from diag.vllm.memory.model import Model, find, read
 from diag.vllm.memory.parts import Mixer, WeightPart
 from diag.vllm.memory.quantization import compressed_weights, precision
@@ -221,7 +221,7 @@ class Replica(NamedTuple):
         gpu, setup = self.gpu, self.setup
         name, speed = link(gpu, setup.tensor, self.pcie)
         matrices = matrix_rate(gpu, matrix_type(self.model, setup))
-        attention = matrix_rate(gpu, "fp8" if setup.kv_dtype.startswith("fp8") else "bf16")
+        attention = matrix_rate(gpu, "fp8" if cache_type(self.model, setup).startswith("fp8") else "bf16")
         read = (work.weight_bytes + work.cache_bytes) / gpu.bandwidth
         compute = work.matrix_flops / matrices + work.attention_flops / attention
         send = work.sent_bytes / speed

@@ -9,6 +9,7 @@ from math import floor
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm.flags.registry import release
+from diag.vllm.memory.kv_layout import NotCovered, cache_type
 from diag.vllm.memory.ledger import (
     BUDGET,
     CONTEXT_GIB,
@@ -127,8 +128,9 @@ def halves_cache(model: Model, setup: Setup) -> bool:
     on Hopper and datacentre Blackwell only.
     """
     version, is_datacentre = release(setup.version), setup.capability in (9.0, 10.0, 10.3)
-    if tables().number_bytes.get(setup.kv_dtype, 2) < 2:
-        return False
+    with suppress(NotCovered):  # then naming the type is what helps
+        if tables().number_bytes.get(cache_type(model, setup), 2) < 2:
+            return False
     if model.latent:
         return is_datacentre and version >= (0, 11, 0)
     if model.architecture == "GptOssForCausalLM":

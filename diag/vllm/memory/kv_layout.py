@@ -220,7 +220,7 @@ def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
         # a token's place in the window, and its share of an entry and of an indexer's
         entry = (_ENTRY + (mixer.index + _SCALE if mixer.index else 0)) / mixer.ratio if mixer.ratio else 0
         return _ENTRY + entry
-    kind = _cache_type(model, setup)
+    kind = cache_type(model, setup)
     is_packed = setup.capability not in _PLAIN_FP8 or not setup.since("plain_sparse_fp8")
     if mixer.kind == "latent" and kind.startswith("fp8") and model.config.has("index_topk") and is_packed:
         return tables().latent_bytes["fp8_ds_mla"]
@@ -236,7 +236,7 @@ def token_bytes(model: Model, mixer: Mixer, setup: Setup) -> float:
     return max(1, mixer.kv_heads // setup.tensor) * (mixer.head_dim + mixer.value_dim) * number
 
 
-def _cache_type(model: Model, setup: Setup) -> str:
+def cache_type(model: Model, setup: Setup) -> str:
     """Return --kv-cache-dtype, or the type that the model's files ask for; NotCovered if the release may not follow."""
     settings = model.quantization or {}
     method = str(settings.get("quant_method", ""))

@@ -25,7 +25,7 @@ from diag.vllm.memory.architectures import LLAMA, Architecture, families, gives_
 from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, quote, unread_fields
 from diag.vllm.memory.layers import experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer, Mixer, UnknownLayers, WeightPart
-from diag.vllm.memory.quantization import Modules, mixed_precision, unquantized, with_experts
+from diag.vllm.memory.quantization import Modules, mixed_precision, modules, unquantized, with_experts
 from diag.vllm.memory.shapes import closest, find_shape, unsized
 
 MOST_BYTES = 4 * MIB
@@ -55,10 +55,10 @@ class Model:
     the number of rotary angles. `heads`, `kv_heads` and `head_dim` are those of most layers; `stack` has each layer,
     and is empty if the layers cannot be computed, for the reason in `unknown`. `family` is None for an unknown
     architecture, which is read like Llama; `doubt` has the reason for doubt. `latent` is the width of a token in MLA's
-    cache, 0 for other attention. `mixed` has modules with bits of their own. `encoders` are the fields of vision and
-    audio encoders by the name of their object. `facts` is the sentence about the origin of a shape that is known by its
-    name alone, which is `partial` if its context and quantization are not the checkpoint's own, and `taken_for` the
-    repository whose shape a fine-tune's name was taken for.
+    cache, 0 for other attention. `mixed` has modules with bits of their own, `loose` those that may be in 16 bits.
+    `encoders` are the fields of vision and audio encoders by the name of their object. `facts` is the sentence about
+    the origin of a shape that is known by its name alone, which is `partial` if its context and quantization are not
+    the checkpoint's own, and `taken_for` the repository whose shape a fine-tune's name was taken for.
     """
 
     name: str
@@ -80,6 +80,7 @@ class Model:
     quantization: Mapping[str, Any] | None = None
     unquantized: Modules = field(default_factory=Modules)
     mixed: tuple[tuple[Modules, float], ...] = ()
+    loose: Modules = field(default_factory=Modules)
     encoders: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unknown: str = ""
     doubt: str = ""
@@ -199,10 +200,9 @@ def _by_name(name: str, version: str) -> Model | None:
         return None
     model = parse(shape.config, name, Path(name), shape.repository, version)
     doubt = f"which modules of a checkpoint in {shape.format} stay in 16 bits is unknown"
-    is_doubtful = shape.format and (shape.irregular or model.has_states)
-    taken_for = shape.repository if shape.tune else ""
-    told = model.doubt or (doubt if is_doubtful else "")
-    return replace(model, facts=shape.note, partial=shape.partial, taken_for=taken_for, doubt=told)
+    told = model.doubt or (doubt if shape.format and model.has_states else "")
+    taken_for, loose = shape.repository if shape.tune else "", modules(shape.loose)
+    return replace(model, facts=shape.note, partial=shape.partial, taken_for=taken_for, doubt=told, loose=loose)
 
 
 def parse(fields: Mapping[str, Any], name: str, folder: Path, place: str, version: str) -> Model:

@@ -34,11 +34,14 @@ class _ModuleNames(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A quantized format by the words of a name; `weights` are those of compressed-tensors, instead of a `config`."""
+    """A quantized format by the words of a name; `weights` are those of compressed-tensors, instead of a `config`.
+
+    `loose` are the modules that some such checkpoints leave in 16 bits.
+    """
 
     words: re.Pattern[str]
     label: str
-    irregular: bool = False
+    loose: tuple[str, ...] = ()
     config: Mapping[str, Any] = {}
     weights: Mapping[str, Any] = {}
 

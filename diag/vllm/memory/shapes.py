@@ -20,8 +20,8 @@ from diag.vllm.memory.quantization import Format, tables
 class NamedShape(NamedTuple):
     """Config facts found by a name: the row's repository, its source, the fields, and what the name adds to them.
 
-    `format` is the quantization that only the name states; `irregular` is True if such checkpoints differ in the
-    modules that stay in 16 bits. `tune` is the source that a fine-tune has this shape, or the words that say so.
+    `format` is the quantization that only the name states; `loose` are the modules that some such checkpoints
+    leave in 16 bits. `tune` is the source that a fine-tune has this shape, or the words that say so.
     `partial` is True if context and quantization are not the checkpoint's own.
     """
 
@@ -29,7 +29,7 @@ class NamedShape(NamedTuple):
     source: str
     config: Mapping[str, Any]
     format: str = ""
-    irregular: bool = False
+    loose: tuple[str, ...] = ()
     tune: str = ""
     partial: bool = True
 
@@ -37,6 +37,7 @@ class NamedShape(NamedTuple):
     def note(self) -> str:
         """Return the sentence about the origin of the facts."""
         added = f"; its weights are taken for {self.format}, as the name says" if self.format else ""
+        added += "; attention and shared experts may be in 16 bits, as in some checkpoints" if self.loose else ""
         taken = f"; the name is taken for it ({self.tune})" if self.tune else ""
         return f"no config.json is here: the shape is that of {self.repository} (source: {self.source}){taken}{added}"
 
@@ -134,7 +135,7 @@ def _find(name: str) -> NamedShape | None:
     groups = {"group_0": {"targets": ["Linear"], "weights": format.weights}}
     compressed = {"quant_method": "compressed-tensors", "ignore": ["lm_head"], "config_groups": groups}
     config = {**shape.config, "quantization_config": format.config or compressed}
-    return shape._replace(config=config, format=format.label, irregular=format.irregular)
+    return shape._replace(config=config, format=format.label, loose=format.loose)
 
 
 def _format(words: str) -> Format | None:

@@ -178,18 +178,21 @@ def _by_shape(model: Model, setup: Setup, bits: Precision, files: int | None) ->
 
     spans = stages(model, setup.pipeline)
     parts = [of_stage(model, span) for span in spans]
+    other = replace(model, unquantized=model.loose) if model.loose.patterns else model
+    most_of = [of_stage(other, span) for span in spans]
     total = sum(weigh(stage, bits, 1, 1) for stage in parts)
     copies = weigh([absorbed(model)], bits, setup.tensor, 1) // setup.pipeline + weigh([rotary(model)], bits, 1, 1)
     rows = []
-    for span, stage in zip(spans, parts, strict=True):
+    for span, stage, loosest in zip(spans, parts, most_of, strict=True):
         low, high = (weigh(stage, width, setup.tensor, ways) for width in (bits, padded))
         if files:
             low, high = round(files * low / total), round(files * high / total)
         ends = unused(model, span, bits, setup.tensor, ways) if bits.exact else 0
         low, high = (max(size + copies + ends - setup.offload, 0) for size in (low, high))
         beside = doubtful if span.start == 0 else 0
+        loose = weigh(loosest, padded, setup.tensor, ways) - weigh(stage, padded, setup.tensor, ways)
         likely = round(low + (high - low) * (_HOPPER_PADS if setup.capability == _HOPPER else 1))
         least, most, more = (slack, slack, 0) if files else (max(slack, LOADED[0]), max(slack, LOADED[1]), LOADED[2])
-        bounds = ByteRange(round(low * (1 - least)) - beside, round(high * (1 + most)) + beside + more, likely)
+        bounds = ByteRange(round(low * (1 - least)) - beside, round(high * (1 + most)) + beside + more + loose, likely)
         rows.append(Stage(span, bounds, "exact" if bounds.low == bounds.high else "estimated", source))
     return rows
