@@ -43,10 +43,7 @@ from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
 IN_FLOAT32 = "float32, twice the bytes: vLLM refuses float16 for this model, and there is no bfloat16 on GPUs"
-WIDENED = (
-    "this GPU does not multiply in the weights' type: vLLM widens them to 16 bits as it multiplies (Marlin, weights"
-    " alone), which saves memory, and time in decoding, but not in prefill"
-)
+WIDENED = "vLLM widens the weights to 16 bits as this GPU multiplies (Marlin): memory is saved, not time in prefill"
 ALIKE = 0.03
 """Largest relative difference in memory between cards of one name."""
 _ROWS = {"budget": BUDGET, "weights": WEIGHTS, "activations": ACTIVATIONS, "other": NON_TORCH, "kv_cache": KV_CACHE}
@@ -105,10 +102,8 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     card, kind = gpus.find(gpu.name), work.matrix_type(model, planned).removeprefix("mx")
     notes += [WIDENED] if card and card.capability and kind in ("fp8", "fp4") and kind not in card.flops else []
     notes += [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
-    if others := gpus.other_sizes(options.gpu) if not options.gpu_memory else ():
-        notes.append(
-            f"{printable(options.gpu, 40)} is taken for {gibibytes(gpu.total or 0)}; others: {', '.join(others)}"
-        )
+    if others := ", ".join(gpus.other_sizes(options.gpu)) if not options.gpu_memory else "":
+        notes.append(f"{printable(options.gpu, 40)} is taken for {gibibytes(gpu.total or 0)}; others: {others}")
     if gpu.name and not options.gpu and not planned.cpu:
         notes.append(f"the GPU is {printable(gpu.name, 40)}, found on this host")
     length = logged.numbers.get("length")
@@ -164,12 +159,9 @@ def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuS
             names[labels[0]] = labels[2]
         elif family in ("diag_gpu_memory_total_bytes", "diag_gpu_memory_reserved_bytes"):
             memories.setdefault(labels[0], {})[family] = value
-    sizes = [
-        GpuSpec(
-            int(memory["diag_gpu_memory_total_bytes"] - memory.get("diag_gpu_memory_reserved_bytes", 0)), names[gpu]
-        )
-        for gpu, memory in memories.items()
-    ]
+    total, reserved = "diag_gpu_memory_total_bytes", "diag_gpu_memory_reserved_bytes"
+    usable = {gpu: int(memory[total] - memory.get(reserved, 0)) for gpu, memory in memories.items()}
+    sizes = [GpuSpec(size, names[gpu]) for gpu, size in usable.items()]
     return min(sizes, key=lambda gpu: gpu.total or 0, default=GpuSpec())
 
 
@@ -286,12 +278,8 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     if best := chosen(rows, concurrency, prices):
         rows = tuple(row for row in rows if not row.requests or row.holds(concurrency))
     assumed = "" if release else f"vLLM {version} is assumed; set the release with --vllm-version"
-    notes = (
-        *_spread_notes(best, rows),
-        *_left_out(model, chain.from_iterable(map(set_up, kinds))),
-        model.facts,
-        assumed,
-    )
+    left_out = _left_out(model, chain.from_iterable(map(set_up, kinds)))
+    notes = (*_spread_notes(best, rows), *left_out, model.facts, assumed)
     return Sizing(
         model=model_label(model),
         version=version,
@@ -354,9 +342,8 @@ def _launch(model: Model, started: Command, best: Deployment, length: int | None
     sizes = (("--tensor-parallel-size", best.setup.tensor), ("--pipeline-parallel-size", best.setup.pipeline))
     divided = [word for flag, size in sizes if size > 1 and not started.get(flag) for word in (flag, str(size))]
     context = ["--max-model-len", str(length)] if length and length <= model.longest else []
-    needed = [
-        word for flag, value in launch_flags(model.name).items() if not started.get(flag) for word in (flag, value)
-    ]
+    flags = launch_flags(model.name).items()
+    needed = [word for flag, value in flags if not started.get(flag) for word in (flag, value)]
     spread = hosts(best)
     added = [*divided, *context, *needed, *best.flags.split(), *(spread.first.split() if spread else ())]
     replaced = {at for option in started.given if option.name in added for at in option.words}

@@ -150,11 +150,8 @@ class Change(NamedTuple):
 
     def labels(self, *flags: str) -> dict[str, Any]:
         """Return how a deployment with the change is called; `flags` are those beside its own."""
-        return {
-            "change": self.name,
-            "flags": " ".join(filter(None, (self.flags, *flags))),
-            "checkpoint": self.checkpoint,
-        }
+        joined = " ".join(filter(None, (self.flags, *flags)))
+        return {"change": self.name, "flags": joined, "checkpoint": self.checkpoint}
 
 
 def changes(model: Model, setup: Setup) -> Iterator[Change]:
@@ -183,14 +180,8 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
     launch is left out if it does not fit.
     """
     setup = page.setup
-    if (
-        setup.cpu
-        or setup.pooling
-        or setup.pipeline * setup.data > 1
-        or not setup.total
-        or setup.kv_cache_bytes
-        or setup.blocks
-    ):
+    is_given = not setup.total or setup.kv_cache_bytes or setup.blocks
+    if is_given or setup.cpu or setup.pooling or setup.pipeline * setup.data > 1:
         return []
     plain, now = ledger(model, setup).kv_cache, page.kv_cache
     shift = (now.low - plain.low, now.high - plain.high, now.central - plain.central) if plain and now else (0, 0, 0)

@@ -246,7 +246,7 @@ def test_formats_with_other_modules_in_16_bits_are_a_doubt() -> None:
     assert weights and weights.high > 1.2 * weights.central
     assert found.ledger.verdict == "fits"
     assert any("attention and shared experts may be in 16 bits" in note for note in found.notes)
-    assert any("widens them to 16 bits" in note for note in found.notes)
+    assert any("vLLM widens the weights" in note for note in found.notes)
     tight = estimate(
         BudgetOptions("vllm serve someone/Qwen3-32B-NVFP4 --max-model-len 1024", "rtx-4090", version="0.32.0")
     )
@@ -255,9 +255,9 @@ def test_formats_with_other_modules_in_16_bits_are_a_doubt() -> None:
 
 @pytest.mark.parametrize(("gpu", "is_told"), [("a100-80", True), ("l40s", False), ("mi300x", False)])
 def test_weights_that_a_gpu_only_converts_are_told(gpu: str, is_told: bool) -> None:
-    """FP8 on Ampere is W8A16: vllm/model_executor/layers/quantization/utils/marlin_utils_fp8.py."""
+    """Ampere has no FP8, its kernels are W8A16: vllm/model_executor/layers/quantization/utils/marlin_utils_fp8.py."""
     found = estimate(BudgetOptions("vllm serve RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", gpu, version="0.32.0"))
-    assert any("widens them to 16 bits" in note for note in found.notes) == is_told
+    assert any("vLLM widens the weights" in note for note in found.notes) == is_told
 
 
 def test_the_page_states_the_number_of_shapes() -> None:

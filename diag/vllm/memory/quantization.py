@@ -34,10 +34,7 @@ class _ModuleNames(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A quantized format by the words of a name; `weights` are those of compressed-tensors, instead of a `config`.
-
-    `loose` are the modules that some such checkpoints leave in 16 bits.
-    """
+    """A quantized format by the words of a name; `weights` are those of compressed-tensors, instead of a `config`."""
 
     words: re.Pattern[str]
     label: str

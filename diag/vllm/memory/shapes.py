@@ -193,7 +193,6 @@ def closest(name: str) -> str:
     """Return the repository with the closest name of the same family and about the same size, "" without one."""
     wanted, words = _key(_without_format(name)), _words(_without_format(name))
     size = max(map(_number, _sizes(words)), default=0.0)
-
     ratio = 1.3  # of sizes that are about the same
 
     def is_near(repository: str) -> bool:
