@@ -21,6 +21,7 @@ from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
 from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
 
+STARTED = "$latest_start_time"
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
 
@@ -152,13 +153,16 @@ def _unshown_engines(progress: Sequence[Progress], queries: QueryCache, lately: 
 
 def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterable[NotSeen]:
     """Yield the restarts of the last 15 minutes that may have cut off requests: no page shows how those ended."""
-    step, end = round(queries.source.interval * 1000), float(queries.source.instants[-1]) / 1000
+    step, instants = round(queries.source.interval * 1000), queries.source.instants
+    instants = instants[instants >= instants[-1] - RECENT * 1000]
     for diagnosis in diagnoses:
         if diagnosis.incident.crash is None or diagnosis.state != "absent":
             continue
-        began = (since for since, _ in diagnosis.episodes if since is not None and end - since <= RECENT)
-        for at in (np.array([round(since * 1000) - step]) for since in began):
-            rows = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("15s"), at).like(diagnosis.subject)
+        last_pages = [since * 1000 - step for since, _ in diagnosis.episodes if since is not None]
+        for _, row in queries.ask(STARTED, INSTANCE, queries.live("15s"), instants).like(diagnosis.subject):
+            last_pages += instants[:-1][np.diff(row) > 0].tolist()  # a short one is no episode of a dead server
+        for at in (np.array([round(page)]) for page in last_pages if page >= instants[0]):
+            rows = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("15m"), at).like(diagnosis.subject)
             cut = max((row[-1] for _, row in rows if not np.isnan(row[-1])), default=0.0)
             if cut:
                 lacks = f"the log of a restart with up to {plural(round(cut), 'request')} in flight"

@@ -86,9 +86,19 @@ def test_replica_of_a_pair_is_compared_with_the_other(
     assert named(judged(tmp_path, re.side_by_side(holds(running, waiting), holds(6, 0)))) == names
 
 
-def test_data_parallel_ranks_are_peers(tmp_path: Path) -> None:
-    report = judged(tmp_path, re.as_ranks(server(EVEN), server(HOT), server(EVEN)))
-    assert named(report, "engine") == ["1"]
+@pytest.mark.parametrize(
+    ("engine", "beside", "advice"),
+    [("1", re.as_ranks, "Other ranks of this server have room"), ("0", re.side_by_side, "Balance by the load of each")],
+    ids=["ranks", "replicas"],
+)
+def test_ranks_and_replicas_are_peers_with_advice_of_their_own(
+    tmp_path: Path, engine: str, beside: Callable[..., Iterable[re.Scrape]], advice: str
+) -> None:
+    report = judged(tmp_path, beside(*map(server, (EVEN, HOT, EVEN))))
+    assert named(report, "engine") == [engine]
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == ID)
+    assert finding.proposals[0].text.startswith(advice)
+    assert len({"rank" in each.text for each in finding.proposals}) == 1
 
 
 @pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3], ids=lambda each: each.__name__)
