@@ -21,7 +21,6 @@ from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded
 from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
 
-STARTED = "$latest_start_time"
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
 
@@ -153,19 +152,15 @@ def _unshown_engines(progress: Sequence[Progress], queries: QueryCache, lately: 
 
 def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterable[NotSeen]:
     """Yield the restarts of the last 15 minutes that may have cut off requests: no page shows how those ended."""
-    step, instants = round(queries.source.interval * 1000), queries.source.instants
+    instants = queries.source.instants
     instants = instants[instants >= instants[-1] - RECENT * 1000]
-    for diagnosis in diagnoses:
-        if diagnosis.incident.crash is None or diagnosis.state != "absent":
-            continue
-        last_pages = [since * 1000 - step for since, _ in diagnosis.episodes if since is not None]
-        for _, row in queries.ask(STARTED, INSTANCE, queries.live("15s"), instants).like(diagnosis.subject):
-            last_pages += instants[:-1][np.diff(row) > 0].tolist()  # a short one is no episode of a dead server
-        for at in (np.array([round(page)]) for page in last_pages if page >= instants[0]):
-            rows = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("15m"), at).like(diagnosis.subject)
-            cut = max((row[-1] for _, row in rows if not np.isnan(row[-1])), default=0.0)
-            if cut:
-                lacks = f"the log of a restart with up to {plural(round(cut), 'request')} in flight"
+    ended = queries.ask("$samples_of_a_former_process", INSTANCE, queries.live("5m"), instants)
+    for diagnosis in (each for each in diagnoses if each.incident.crash is not None and each.state == "absent"):
+        row = ended.of(diagnosis.subject)
+        for before in () if row is None else instants[:-1][(row[1:] > 0) > (row[:-1] > 0)]:
+            last = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("5m"), np.array([before])).of(diagnosis.subject)
+            if last is not None and last[-1] > 0:
+                lacks = f"the log of a restart with up to {plural(round(last[-1]), 'request')} in flight"
                 yield NotSeen("requests before a restart", lacks, diagnosis.server)
 
 
