@@ -152,8 +152,7 @@ def _unshown_engines(progress: Sequence[Progress], queries: QueryCache, lately: 
 
 def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterable[NotSeen]:
     """Yield the restarts of the last 15 minutes that may have cut off requests: no page shows how those ended."""
-    instants = queries.source.instants
-    instants = instants[instants >= instants[-1] - RECENT * 1000]
+    instants = queries.source.instants[queries.source.instants >= queries.source.instants[-1] - RECENT * 1000]
     ended = queries.ask("$samples_of_a_former_process", INSTANCE, queries.live("5m"), instants)
     for diagnosis in (each for each in diagnoses if each.incident.crash is not None and each.state == "absent"):
         row = ended.of(diagnosis.subject)
