@@ -168,13 +168,12 @@ def _signs(diagnosis: Diagnosis) -> list[Reading]:
     if diagnosis.state != "unknown" or diagnosis.brief or not RANK[diagnosis.severity]:
         return []
     incident = diagnosis.incident  # conditions that rule a look-alike out hold in health, too
-    telling = (
-        readings[at]
+    return [
+        reading
         for conditions, readings in ((incident.symptoms, diagnosis.symptoms), (incident.supports, diagnosis.supports))
-        for at, condition in enumerate(conditions)
-        if condition.op.startswith(">") and not condition.signal.context
-    )
-    return [reading for reading in telling if reading.holds]
+        for condition, reading in zip(conditions, readings, strict=False)
+        if reading.holds and condition.op.startswith(">") and not condition.signal.context
+    ]
 
 
 def _harm(diagnosis: Diagnosis, queries: QueryCache) -> Iterable[Reading]:
