@@ -54,7 +54,7 @@ def test_a_cap_is_raised_to_what_the_load_needs_and_the_kv_cache_holds() -> None
 
 
 def test_requests_that_end_in_a_step_do_not_hide_an_unknown_cap(tmp_path: Path) -> None:
-    """Of 32 requests at a cap that no source shows, a scrape shows 32, 31 or 30: some end in the step before it."""
+    """A scrape shows 32, 31 or 30 requests at a cap of 32 that no source shows: some end in the step before it."""
     pages = list(rewriting.thinned(rewriting.scrapes("queue_saturation"), 2))
     shown = [32, 32, 31, 32, 32, 30, 32, 31, 32, 32]
 
