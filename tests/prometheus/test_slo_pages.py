@@ -15,8 +15,8 @@ import pytest
 from support.alert_rules import groups_for
 
 STEP = 30
-HEALTHY, SICK, AFTER = (minutes * 60 // STEP for minutes in (30, 40, 60))
-END = (HEALTHY + SICK + AFTER) * STEP
+HEALTHY, SICK, DRAINING, AFTER = (minutes * 60 // STEP for minutes in (30, 40, 3, 57))
+END = (HEALTHY + SICK + DRAINING + AFTER) * STEP
 SPAN = f"{END}s"
 SLO, CAUSE = "contract_breached", "kv_eviction_cascade"
 LATE = {
@@ -27,7 +27,7 @@ LATE = {
     "vllm:e2e_request_latency_seconds_count": (30, 30, 30),
     'vllm:e2e_request_latency_seconds_bucket{le="1920.0"}': (30, 30, 30),
 }
-"""What each counter grows by in a scrape: before, in the sickness, and after it."""
+"""What each counter grows by in a scrape: before, in the sickness, and after it (as old requests end, and then)."""
 FEWER = {**LATE, 'vllm:time_to_first_token_seconds_bucket{le="40.0"}': (30, 0, 27)}
 """Afterwards one request in ten is late: ten times the sustainable rate, which the slow window alone shows."""
 CASCADE = {
@@ -41,6 +41,8 @@ GAUGES = {
     "vllm:num_requests_running": (4, 8, 4),
 }
 QUIET = {name: (before, sick, 0) for name, (before, sick, _) in CASCADE.items()}
+DRAINS = {**CASCADE, 'vllm:time_to_first_token_seconds_bucket{le="40.0"}': (30, 0, 0, 30)}
+"""What has waited during the cascade is answered after it: late, without another cause."""
 
 
 def answers(folder: Path, counters: Mapping[str, tuple[float, ...]], **promql: str) -> dict[str, float]:
@@ -71,15 +73,18 @@ def firing(incident: str) -> str:
 
 def _counter(name: str, grows: tuple[float, ...]) -> dict[str, str]:
     values, at = [], 0.0
-    for step, count in zip(grows, (HEALTHY, SICK, AFTER), strict=True):
+    for step, count in _spans(grows):
         values.append(f"{at:g}+{step:g}x{count - 1}")
         at += step * count
     return {"series": _of(name), "values": " ".join(values)}
 
 
 def _gauge(name: str, values: tuple[float, ...]) -> dict[str, str]:
-    counts = zip(values, (HEALTHY, SICK, AFTER), strict=True)
-    return {"series": _of(name), "values": " ".join(f"{value:g}x{count - 1}" for value, count in counts)}
+    return {"series": _of(name), "values": " ".join(f"{value:g}x{count - 1}" for value, count in _spans(values))}
+
+
+def _spans(values: tuple[float, ...]) -> Iterator[tuple[float, int]]:
+    return zip((*values, values[-1])[:4], (HEALTHY, SICK, DRAINING, AFTER), strict=True)
 
 
 def _of(name: str) -> str:
@@ -108,7 +113,7 @@ def test_one_alert_fires_without_a_break_until_the_slo_is_kept(
     assert 0 <= found["last"] - cured + STEP <= 5 * 60
 
 
-@pytest.mark.parametrize("counters", [CASCADE, QUIET], ids=["the load goes on", "the load stops"])
+@pytest.mark.parametrize("counters", [CASCADE, QUIET, DRAINS], ids=["the load goes on", "the load stops", "it drains"])
 def test_a_violation_whose_cause_has_paged_never_pages(tmp_path: Path, counters: dict[str, tuple[float, ...]]) -> None:
     """Without the cause it pages: LATE, whose latencies are the same, shows that."""
     found = answers(
@@ -125,7 +130,7 @@ def test_a_violation_whose_cause_has_paged_never_pages(tmp_path: Path, counters:
 
 HISTOGRAMS = sorted({name.partition("{")[0].rpartition("_")[0] for name in LATE})
 WELL, GONE = (minutes * 60 // STEP for minutes in (16, 44))
-"""After the cure, and after the series have ended: the second half of AFTER."""
+"""After the cure, and after the series have ended: more than what is left of AFTER."""
 
 
 @pytest.mark.parametrize("ends", ["", *HISTOGRAMS])
