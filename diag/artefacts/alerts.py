@@ -241,7 +241,9 @@ def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> 
     refuted, server = incident.ending, f"on ({', '.join(contract.site.labels)})"
     recent = series[formula(refuted.signal, incident.per, incident.ends_over, contract).name]
     former = series[formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract).name]
-    confirmed = comparison(recent, refuted.opposite, contract)
+    # what a new process spends by itself is to be worth a page
+    confirming = incident.over(incident.burns[-1]).symptoms[0] if incident.burns else refuted.opposite
+    confirmed = comparison(recent, confirming, contract)
     # a window of half an hour outlives the second series, which is gone five minutes after its server
     last = f"last_over_time({recent}[{incident.remembers}])"
     lasting = f"last_over_time({former}[{incident.remembers}])" if incident.burns else former

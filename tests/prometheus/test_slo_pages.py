@@ -45,10 +45,15 @@ DRAINS = {**CASCADE, 'vllm:time_to_first_token_seconds_bucket{le="40.0"}': (30, 
 """What has waited during the cascade is answered after it: late, without another cause."""
 
 
-def answers(folder: Path, counters: Mapping[str, tuple[float, ...]], **promql: str) -> dict[str, float]:
+def answers(
+    folder: Path,
+    counters: Mapping[str, tuple[float, ...]],
+    gauges: Mapping[str, tuple[float, ...]] = GAUGES,
+    **promql: str,
+) -> dict[str, float]:
     """Return a real Prometheus' result of each query at the end of that time, 0 without a sample."""
     series = [_counter(name, grows) for name, grows in counters.items()]
-    series += [_gauge(name, values) for name, values in GAUGES.items()]
+    series += [_gauge(name, values) for name, values in gauges.items()]
     queries = {f"max({text}) or vector(0)": name for name, text in promql.items()}
     expected = [{"expr": text, "eval_time": SPAN, "exp_samples": []} for text in queries]
     test = {"interval": f"{STEP}s", "input_series": series, "promql_expr_test": expected}
@@ -89,7 +94,8 @@ def _spans(values: tuple[float, ...]) -> Iterator[tuple[float, int]]:
 
 def _of(name: str) -> str:
     metric, _, rest = name.partition("{")
-    return f'{metric}{{instance="h:1",engine="0"{"," + rest if rest else "}"}'
+    engine = "" if metric.startswith("process_") else ',engine="0"'
+    return f'{metric}{{instance="h:1"{engine}{"," + rest if rest else "}"}'
 
 
 @pytest.mark.parametrize("counters", [LATE, FEWER], ids=["until it is cured", "while it burns more slowly"])
@@ -126,6 +132,18 @@ def test_a_violation_whose_cause_has_paged_never_pages(tmp_path: Path, counters:
     assert found["violated"] > 0
     assert found["pages"] == 0
     assert found["over"] < (HEALTHY + SICK) * STEP + 3 * 60, "the alert of the cause ends within three minutes"
+
+
+def test_a_restarted_server_answers_for_its_own_requests(tmp_path: Path) -> None:
+    """Two late requests in a hundred page nobody; nor do they beside those of the process before."""
+    some = {**LATE, 'vllm:time_to_first_token_seconds_bucket{le="40.0"}': (30, 0, 29.4)}
+    start = {"process_start_time_seconds": (1, 1, 2)}
+    found = {}
+    for name, gauges in (("the same process", GAUGES), ("another one", GAUGES | start)):
+        (folder := tmp_path / name).mkdir()
+        last = f"max_over_time(timestamp({firing(SLO)})[{SPAN}:{STEP}s])"
+        found[name] = answers(folder, some, gauges, last=last)["last"] - (HEALTHY + SICK) * STEP
+    assert found["another one"] <= 5 * 60 < found["the same process"]
 
 
 HISTOGRAMS = sorted({name.partition("{")[0].rpartition("_")[0] for name in LATE})
