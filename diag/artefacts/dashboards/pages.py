@@ -297,11 +297,9 @@ def _of_part(promql: str) -> str:
 
 def _latency(name: str, contract: Contract) -> LinePanel:
     title, entry = LATENCIES[name]
-    if entry not in contract.stated:
-        return LinePanel(title, "Healthy: steady.", ("engine",), quantiles(BUCKETS[name]), "s")
-    limit: float = getattr(contract, entry)
-    description = f"Healthy: steady, below the SLO of {quantity(limit, 'seconds')}."
-    return LinePanel(title, description, ("engine",), quantiles(BUCKETS[name]), "s", threshold=limit)
+    limit = getattr(contract, entry) if entry in contract.stated else None
+    below = f", below the SLO of {quantity(limit, 'seconds')}" if limit else ""
+    return LinePanel(title, f"Healthy: steady{below}.", ("engine",), quantiles(BUCKETS[name]), "s", threshold=limit)
 
 
 # -- GPUs and ranks; capacity and cost
