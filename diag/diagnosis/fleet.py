@@ -34,7 +34,7 @@ AT_ONCE = 4
 FEW = 20
 """Servers up to which all evidence is read of each."""
 MOST_SUBJECTS, MOST_PARTS = 5_000, 256
-"""Servers, engines or GPUs that are judged, and those of one server: each with every incident takes 27 ms and 0.4 MiB."""
+"""Servers, engines or GPUs that are judged, and of one server: each with every incident takes 27 ms and 0.4 MiB."""
 REPRESENTATIVES = 2
 """Servers on which an incident cannot be judged that are read in full, and as many on which it is absent."""
 

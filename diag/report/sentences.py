@@ -248,7 +248,9 @@ def severity(finding: Finding, report: Report) -> Severity:
 
 def _beside(report: Report) -> SubjectIndex[Diagnosis]:
     """Return the present incidents that are reported below a primary one."""
-    return SubjectIndex((each.diagnosis.subject, each.diagnosis) for each in report.present if not each.diagnosis.primary)
+    return SubjectIndex(
+        (each.diagnosis.subject, each.diagnosis) for each in report.present if not each.diagnosis.primary
+    )
 
 
 def _worst(lead: Diagnosis, beside: SubjectIndex[Diagnosis]) -> Diagnosis:
