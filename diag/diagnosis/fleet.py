@@ -92,9 +92,9 @@ def _refuse_crowd(shown: str, judged: QueryCache, incidents: Sequence[Incident])
     for per in {incident.per for incident in incidents}:
         parts = Counter(map(instance_name, judged.subjects(per)))
         if parts.total() > MOST_SUBJECTS or max(parts.values(), default=0) > MOST_PARTS:
-            hint = "select fewer servers, or have Prometheus load the rules of diag, which clear most of them"
-            most = f"at most {MOST_SUBJECTS:,}, {MOST_PARTS} of one server, are judged"
-            raise Unreachable(f"{shown} has {parts.total():,} servers, engines or GPUs; {most}: {hint}")
+            most = f"at most {MOST_SUBJECTS:,}, {MOST_PARTS} of one server, are judged: select fewer servers"
+            what = f"{parts.total():,} servers, engines or GPUs; {most}, or have Prometheus load the rules of diag"
+            raise Unreachable(f"{shown} has {what}, which clear most of them")
 
 
 def _context(

@@ -248,9 +248,8 @@ def severity(finding: Finding, report: Report) -> Severity:
 
 def _beside(report: Report) -> SubjectIndex[Diagnosis]:
     """Return the present incidents that are reported below a primary one."""
-    return SubjectIndex(
-        (each.diagnosis.subject, each.diagnosis) for each in report.present if not each.diagnosis.primary
-    )
+    present = (finding.diagnosis for finding in report.present)
+    return SubjectIndex((each.subject, each) for each in present if not each.primary)
 
 
 def _worst(lead: Diagnosis, beside: SubjectIndex[Diagnosis]) -> Diagnosis:

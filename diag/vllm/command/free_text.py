@@ -35,10 +35,7 @@ _OPENING = r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?)?"
 """YAML's sign of a block, and a shell's of a here-document."""
 _BREAK = rf"(?:[&!][\w.-]+[ \t]*(?=[|>\r\n]))?(?:{_OPENING}[ \t]*\\?(?:\r?\n[ \t]*){{1,3}}(?:-[ \t]+)?)?"
 """The end of a line within a value: of YAML's blocks, of a shell, of a list."""
-_SIGN = (
-    r":\s*(?:str|SecretStr|Optional\[\w+\])(?:\s*\|\s*None)?\s*=(?!=)|[=!]=(?=\s*[\"'])|[ \t]+(?:is|was|value|lautet|ist|est|es|è|é)[:=]"
-    r"|={1,3}>|-+>|─{1,4}|:=|<<<|\.{4,}:?|[=:>：＝→](?:\*\*)?"
-)
+_SIGN = "|".join(_DATA["signs"])
 _BEHIND = re.compile(
     rf"(?P<closed>\\*[\"'`]\]?|\*\*|(?:\[\]|\])(?=\s*[=:]))?(?:\s*(?P<sign>{_SIGN})[ \t]*{_BREAK}|\s*(?P<comma>,)\s*"
     rf"|(?P<space>[ \t]+(?:\\\r?\n[ \t]*)?|[ \t]*\r?\n[ \t]*(?:-[ \t]+)?))"
@@ -90,11 +87,7 @@ _SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|apikey|negotiate|ntlm|[&
 _NO_VALUE = re.compile(
     rf"(?i)[\"'\s]*+(?:none|null|true|false|%[sdr]|\*+|\[\s*\]|\(\s*\)|\{{\s*\}}|{HIDDEN})?[\"'\s,;.)\]}}]*+"
 )
-_PROSE = re.compile(
-    r"(?i)and|are|as|at|be|because|but|by|can|cannot|do|does|down|expects?|for|from|given|had|has|have|if|in|instead"
-    r"|is|its?|may|missing|must|needs?|no|nor|not|of|on|only|or|requires?|set|should|takes?|than|that|the|then|this|to"
-    r"|twice|unless|until|was|were|when|which|will|with|without"
-)
+_PROSE = re.compile(rf"(?i){'|'.join(_DATA['prose'])}")
 """Words that follow a flag in a sentence, and are no value."""
 _ENCODED = re.compile(
     r"(?i)(?:%2[267B]|%3[BF]|%7B|\b)(?P<name>[a-z_][\w.-]{1,100}?)(?:%2[27])?%3[AD](?:%20|\+)?(?:%2[27])?"
