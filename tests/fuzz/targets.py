@@ -522,7 +522,7 @@ def _page_server() -> tuple[str, int]:
 
 
 def http(text: bytes) -> str:
-    """What a client sends to the exporter; a scrape behind it is answered whatever it was."""
+    """Send what a client may send to the exporter; a scrape behind it is answered whatever that was."""
     told = []
     for sent in (text, b"GET /metrics HTTP/1.0\r\n\r\n"):
         with suppress(ConnectionError), socket.create_connection(_page_server(), timeout=60) as connection:
