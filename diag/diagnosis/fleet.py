@@ -65,7 +65,6 @@ def judge(
         if is_large and remote.recorded:
             suspicious = suspects(remote, incidents, queries, pool)
             judged = QueryCache(remote.narrowed(suspicious.servers), queries.contract)
-        _refuse_crowd(remote.shown, judged, incidents)
         wanted = dict.fromkeys(  # the Prometheus evaluates some queries while the results of others are read
             (condition.signal, incident.per, judged.window(incident))
             for incident in incidents
@@ -73,6 +72,7 @@ def judge(
         )
         for _ in pool.map(lambda query: judged.ask(*query), wanted):
             pass
+        _refuse_crowd(remote.shown, judged, incidents)
         observed, queries.gone = context.result()
         judged.gone = queries.gone
         alone = launch if len(remote.members) == 1 else ""
