@@ -468,7 +468,7 @@ def test_a_compile_cache_that_cannot_be_written() -> None:
 
 
 def test_the_folder_of_stack_dumps_is_one_that_may_be_written(tmp_path: Path) -> None:
-    for folder, state in ((tmp_path / "new", "pass"), ("/etc/passwd/dumps", "fail")):
+    for folder, state in ((tmp_path / "new", "pass"), ("/etc/passwd/dumps", "fail"), ("/proc/none", "fail")):
         launch = f"{LAUNCH} --watchdog-config.dump_dir {folder}"
         assert states(found(launch), "dump_folder") == {state}
     assert states(found(LAUNCH), "dump_folder") == set()
