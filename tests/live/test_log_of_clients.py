@@ -138,7 +138,7 @@ def test_a_schema_that_imitates_the_log_makes_nothing_and_hides_no_real_death(tm
         on_call.on_call(tmp_path, vllm, in_haste=True) as who,
         load.running(vllm.port, *load.STEADY) as clients,
     ):
-        clients.wait_for(12, *load.STEADY)
+        clients.wait_for(6, *load.STEADY)
         log = vllm.log.read_text(encoding="utf-8", errors="replace")
         before = config(vllm.url, "--log", str(vllm.log))
         for _ in range(3):

@@ -62,7 +62,7 @@ def test_the_kv_cache_of_a_real_server_is_estimated_to_the_token(small: server.S
 def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> None:
     """On a host with more work than cores, as while other tests run, users do wait, and a report may say so."""
     with load.alone(), load.running(small.port, *load.HEALTHY) as clients:
-        clients.wait_for(30, *load.HEALTHY)
+        clients.wait_for(12, *load.HEALTHY)
         with ThreadPoolExecutor(2) as pairs:  # two at a time
             coming = pairs.map(lambda _: doctor(small.url), range(TIMES_HEALTHY))
             row, shown = top_views.first_judged(ObserveOptions([small.url], every=2.0, log=str(small.log)))

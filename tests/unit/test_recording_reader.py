@@ -57,6 +57,7 @@ LENGTHS = {1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072}
 """Of the contexts that the recorded servers were started with."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", some(ALL_RECORDINGS, 24), ids=lambda folder: folder.name)
 def test_every_recording_publishes_its_configuration(folder: Path) -> None:
     observed = read(folder)

@@ -16,8 +16,8 @@ LETS_GO = 180.0
 """Seconds after a cure within which the last alert ends."""
 SETTLES = 15.0
 """Seconds of load after which a server is an ordinary busy one."""
-SETTLED = 12
-"""Answers after which its first ones, which compile kernels, are past."""
+SETTLED = 6
+"""Answers after which the first steps, which compile kernels, are past."""
 FLAGS = ("--max-model-len", "2048", "--max-num-seqs", "32")
 
 
