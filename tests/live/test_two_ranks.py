@@ -144,7 +144,7 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
         the_page_is_vllms_own_byte_for_byte(vllm)
         its_processes_are_known(vllm)
         with load.alone(), load.running(vllm.port, *load.STEADY) as clients:
-            clients.wait_for(6, *load.STEADY)  # the first requests compile kernels
+            clients.wait_for(1, *load.STEADY)  # the first requests compile kernels
             the_ranks_work(exporter, vllm)
             vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)
             try:
