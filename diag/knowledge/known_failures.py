@@ -21,22 +21,8 @@ from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import known, release, versions
 
-FILES = {
-    "context": "What the log around the error decides",
-    "known_issues": "Defects of vLLM",
-    "launch": "The launch command",
-    "features": "KV transfer, structured output, multimodal input and other features",
-    "configuration": "The configuration: the model, its parallelism, quantization, LoRA",
-    "environment": "The environment: ports, the Hugging Face Hub, disk, libraries, drivers",
-    "memory": "Memory",
-    "devices": "Faults of devices",
-    "compilation": "Compilers and CUDA graphs",
-    "ranks": "Several ranks and nodes",
-    "shapes": "What the error itself asks for",
-    "raised": "What vLLM's own source says of its error",
-    "places": "By the place in the code, for exceptions of no other kind",
-}
-"""The files of the table with their headings, in the order in which their patterns are tried."""
+FILES = read(PACKAGE / "knowledge" / "failure_files.toml", dict[str, str])
+"""The files of the table with their headings, in the order in which their patterns are tried (failure_files.toml)."""
 PLACES, RAISED, SHAPES = "places", "raised", "shapes"
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
@@ -78,6 +64,11 @@ AVOID_LATE = (
 )
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
+_SAYS_NOTHING = re.compile(
+    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See stack"
+)
+_IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1|^ +File ")
+"""An error that only says that another process failed, and lines that are no reason of it."""
 NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
@@ -252,6 +243,10 @@ def known_failure(
     """
     if not texts:  # reading the table takes a tenth of a second
         return None
+    beside = []
+    if _SAYS_NOTHING.search(texts[0]):  # what another program or a library printed beside it may say more
+        lines = context.nearby.splitlines()[::-1]
+        beside = [line for line in lines if not (_IS_LOGGED.search(line) or _SAYS_NOTHING.search(line))]
     tiers: list[list[FailureKind]] = [[], [], [], [], []]
     tier_of = {SHAPES: 2, RAISED: 3, PLACES: 4}
     for failure in table():
@@ -260,7 +255,7 @@ def known_failure(
     for number, kinds in enumerate(tiers):
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
             texts, frames = _with_source(texts, raised, context), frames or f"{raised.module}:"
-        for text, failure in itertools.product(texts, kinds):
+        for text, failure in itertools.product([*texts, *(beside if number == 1 else ())], kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
                 kernel = kernel_of(frames, text) if failure.by_owner else None
@@ -278,7 +273,7 @@ def known_failure(
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
                 is_decided = failure.has_context and not failure.computed_first
-                seen = values.get("", "")
+                seen = values.get("", "") or (printable(hidden(text), MOST_SEEN) if text in beside else "")
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return spare
 

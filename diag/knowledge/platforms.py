@@ -5,7 +5,7 @@ platform and the release.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -14,16 +14,22 @@ from diag.core.incident import Incident, LookAlike
 from diag.core.log_events import LogContext
 from diag.vllm.flags.registry import release
 
-PLATFORMS = (
-    (
-        "rocm",
-        re.compile(r"\bHIP\b|hipBLAS|HSA_STAT|by GPU node-\d|\[aiter\]|/opt/rocm|\brocm\b|\bgfx(?:9|1[0-3])\w{1,3}\b"),
-    ),
-    ("npu", re.compile(r"\bNPU\b|torch_npu|vllm[_-]ascend|\bHCCL\b|\bCANN\b")),
-    ("xpu", re.compile(r"\bXPU\b|xpu_worker|oneCCL|Level ?Zero|UR_RESULT")),
-    ("tpu", re.compile(r"tpu_inference|\bTPU\b|jax\.errors|JaxRuntimeError")),
-)
-"""Platforms by words that only their libraries write, for a log without vLLM's line that names its platform."""
+
+class Words(NamedTuple):
+    """Words by which platforms and attention backends are told (platform_words.toml)."""
+
+    platforms: Mapping[str, re.Pattern[str]]
+    used: Mapping[str, re.Pattern[str]]
+    refused: Mapping[str, re.Pattern[str]]
+
+
+@cache
+def words() -> Words:
+    return read(PACKAGE / "knowledge" / "platform_words.toml", Words)
+
+
+def _named(table: Mapping[str, re.Pattern[str]], text: str) -> Iterator[str]:
+    return (name for name, pattern in table.items() if pattern.search(text))
 
 
 def platform_of(text: str, context: LogContext) -> str:
@@ -31,7 +37,7 @@ def platform_of(text: str, context: LogContext) -> str:
     if context.platform:
         return context.platform
     said = f"{text}\n{context.nearby}"
-    return next((name for name, words in PLATFORMS if words.search(said)), "cuda" if context.nearby else "")
+    return next(_named(words().platforms, said), "cuda" if context.nearby else "")
 
 
 # -- ROCm
@@ -104,20 +110,6 @@ _USED = re.compile(
     r"(?: [Aa]ttention)? [Bb]ackend"
 )
 _ASKED_FOR = re.compile(r"(?:attention_backend(?:': '|=)|VLLM_ATTENTION_BACKEND=)([A-Z][A-Z_0-9]{3,40})")
-_OF_FRAMES = (
-    ("FLASHINFER", re.compile(r"flashinfer")),
-    ("TRITON", re.compile(r"triton_attn|triton_unified|triton_mla|triton_decode|prefix_prefill")),
-    ("FLASH_ATTN", re.compile(r"flash_attn")),
-    ("FLASHMLA", re.compile(r"flash_?mla")),
-    ("CUTLASS", re.compile(r"cutlass_mla")),
-)
-"""Backends, by the beginnings of their names, and the frames of their code."""
-_REFUSED = (
-    ("FLASH_ATTN", re.compile(r"FA2 is only supported|Cannot use FlashAttention-2|Tesla T4")),
-    ("FLASHINFER", re.compile(r"FlashInfer is not available|Tesla T4")),
-    ("TRITON", re.compile(r"PassManager::run failed")),
-)
-"""Backends, by the beginnings of their names, and what shows that this server cannot use them."""
 _MLA = re.compile(r"/mla/|_mla\b|\bMLA\b|use_mla=True|(?i:deepseek-?(?:v[23]|r1)|kimi-k)")
 _SPARSE = re.compile(r"(?i)use_sparse=True|MLA_SPARSE|sparse_attn_indexer|deepseek-v(?:3\.2|4)")
 _LOADS = re.compile(r":\w{0,30}(?:load_|_loader\b|create_weights)")
@@ -172,7 +164,7 @@ def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> st
         return ""
     line = _USED.search(near)
     used = line["name"].upper().replace(" ", "_").replace("FLASHATTENTION", "FLASH_ATTENTION") if line else ""
-    used = next((name for name, words in _OF_FRAMES if words.search(frames)), used).removesuffix("ENTION")
+    used = next(_named(words().used, frames), used).removesuffix("ENTION")
     is_mla, is_rocm = bool(_MLA.search(near)), platform == "rocm"
     wanted = ["TRITON_ATTN", "ROCM_ATTN"] if is_rocm else ["TRITON_ATTN", "FLASH_ATTN", "FLASHINFER"]
     if is_mla:
@@ -182,7 +174,7 @@ def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> st
     ]
     wanted = [name for name in wanted if name in offered] or wanted
     tried = [name.removesuffix("_MLA") for name in (used, *_ASKED_FOR.findall(near)) if name]
-    refused = [name for name, words in _REFUSED if words.search(near)] + tried
+    refused = [*_named(words().refused, near), *tried]
     name = next((name for name in wanted if not name.startswith(tuple(refused))), "")
     name = name if not at or at >= (0, 8) or not name.startswith("TRITON") else "XFORMERS"
     if not name or not at:

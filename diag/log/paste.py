@@ -239,7 +239,17 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
         plain = [line.cut(prefix.match(line.text, start)) for line, start in zip(plain, starts, strict=True)]
     times = [match for line in plain if (match := _TIME.match(line.text[:LONGEST_HEAD]))]
     kind = "iso" if sum(bool(match["iso"]) for match in times) * 2 > len(times) else "own"
-    return plain[::-1] if is_newest_first([match[kind] for match in times if match[kind]]) else plain
+    return _once(plain[::-1] if is_newest_first([match[kind] for match in times if match[kind]]) else plain)
+
+
+def _once(lines: list[Line]) -> list[Line]:
+    """Return the lines without copies, if two collectors wrote each of them, or the whole was pasted more than once."""
+    written = [line for line in lines if not _BLANK.fullmatch(line.text)]
+    texts, fewest = [line.text for line in written], 2 * FEWEST_HEADS
+    if len(texts) >= fewest and sum(map(str.__eq__, texts[::2], texts[1::2])) * 2 >= NEARLY_ALL * len(texts):
+        return written[::2]
+    copies = next((count for count in (3, 2) if texts == texts[: len(texts) // count] * count), 1)
+    return written[: len(written) // copies] if copies > 1 and len(texts) >= fewest else lines
 
 
 def _separated(lines: list[Line]) -> list[Line]:

@@ -81,6 +81,19 @@ def test_the_phase_decides_what_makes_room(phase: str, kind: str) -> None:
     assert found.id == kind
 
 
+def test_what_stands_beside_an_error_that_says_nothing_names_the_cause() -> None:
+    line = "RuntimeError: WorkerProc initialization failed due to an exception in a background process."
+    said = "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'"
+    near = (
+        f"INFO {said.replace('custom_all_reduce', 'other')}\n{said}\nRuntimeError: Engine core initialization failed."
+    )
+    found = known_failure([line], "", "", "vllm/v1/executor/multiproc_executor.py:worker_main", LogContext(near))
+    assert found is not None
+    assert (found.id, found.seen) == ("custom_all_reduce_failed", said)
+    plain = known_failure([line.replace("initialization failed", "was slow")], "", "", "", LogContext(near))
+    assert plain is None or plain.id != "custom_all_reduce_failed"
+
+
 def test_a_secret_around_an_error_is_hidden() -> None:
     line = "torch.AcceleratorError: CUDA error: invalid argument"
     nearby = (

@@ -464,6 +464,24 @@ def test_files_of_vllm_whose_name_begins_like_a_colour_stay_in_their_head() -> N
     assert as_logged([Line(1, line)])[0].text == line
 
 
+TOLD = [f"INFO 11-20 03:12:0{second} [core.py:97] step {second}" for second in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("pasted", "read"),
+    [
+        ([text for text in TOLD for _ in "12"], TOLD),  # two collectors
+        ([*TOLD, "", *TOLD], TOLD),
+        (TOLD * 3, TOLD),
+        (TOLD, TOLD),
+        ([*TOLD, *TOLD[:5], "INFO 11-20 03:12:07 [core.py:97] another"], None),
+    ],
+)
+def test_a_line_that_was_copied_is_read_once(pasted: list[str], read: list[str] | None) -> None:
+    lines = as_logged([Line(number, text) for number, text in enumerate(pasted, 1)])
+    assert [line.text for line in lines] == (pasted if read is None else read)
+
+
 def test_the_release_and_the_launch_may_be_told(tmp_path: Path) -> None:
     report = judged(write(tmp_path, OUT_OF_MEMORY[20:]), version="0.8.5", launch="vllm serve m")
     assert report.observed.servers[0].version == "0.8.5"
