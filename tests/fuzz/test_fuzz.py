@@ -34,7 +34,7 @@ def test_mutated_input_passes_the_rules(name: str) -> None:
     texts = st.sampled_from(seeds(name))
 
     @settings(
-        max_examples=RUNS[name] if THOROUGH else -(-RUNS[name] // 2),
+        max_examples=RUNS[name] if THOROUGH else -(-RUNS[name] // 4),
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

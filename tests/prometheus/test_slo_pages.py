@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.alert_rules import groups_for
+from support.sampling import some
 
 STEP = 30
 HEALTHY, SICK, DRAINING, AFTER = (minutes * 60 // STEP for minutes in (30, 40, 3, 57))
@@ -151,7 +152,7 @@ WELL, GONE = (minutes * 60 // STEP for minutes in (16, 44))
 """After the cure, and after the series have ended: more than what is left of AFTER."""
 
 
-@pytest.mark.parametrize("ends", ["", *HISTOGRAMS])
+@pytest.mark.parametrize("ends", some(["", *HISTOGRAMS], 2))
 def test_a_series_that_ends_after_the_cure_revives_no_alert(tmp_path: Path, ends: str) -> None:
     """Killed a quarter of an hour after a bad half hour, a server leaves its long windows behind, but no guard."""
     series = [_counter(name, grows) for name, grows in CASCADE.items()]

@@ -191,6 +191,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_the_time_is_linear_in_the_text(piece: str) -> None:
     for text in ((piece * 2**16)[: 2**16], "token=" + (piece * 2**16)[: 2**16], "token='" + " " * 2**16 + piece):

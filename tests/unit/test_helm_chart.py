@@ -152,6 +152,7 @@ def test_a_mode_installs_its_objects(mode: str) -> None:
         validate(document)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWITCHES)
 def test_each_value_changes_objects_which_stay_valid(path: str) -> None:
     mode, value = SWITCHES[path]

@@ -154,6 +154,7 @@ TIERS = "KV Transfer metrics: vllm:kv_offload_store_bytes=65536"
 CASCADES = TIERS + ", vllm:kv_offload_tiering_cascade_job_failures:('fs',)=9"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "hours", "expected"),
     [

@@ -307,6 +307,7 @@ ODD = (
 LAUNCHES = [launch["text"] for file in (ROOT / "tests/data/launches").glob("*.yaml") for launch in read_yaml(file)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", [*LAUNCHES, *(f"vllm serve m {words}" for words in ODD)])
 def test_a_launch_of_any_form_is_judged_in_forty_lines_or_refused_in_a_sentence(launch: str) -> None:
     try:
