@@ -222,7 +222,7 @@ def the_ranks_work(exporter: Exporter, vllm: server.Server) -> None:
         looks.append(doctor(vllm.url, "--for", "20"))
     report = looks[-1]
     present = [(each["incident"], each["symptoms"]) for each in report["diagnoses"] if each["state"] == "present"]
-    assert report["verdict"] == "healthy", (present, report["progress"])
+    assert report["verdict"] == "healthy", (present, report["progress"], report["health"], report["answers"])
     owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
     assert {("0", "engine"), ("0", "worker"), ("1", "worker")} <= owners
 
