@@ -241,7 +241,9 @@ def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> 
     refuted, server = incident.ending, f"on ({', '.join(contract.site.labels)})"
     recent = series[formula(refuted.signal, incident.per, incident.ends_over, contract).name]
     former = series[formula(OF_A_FORMER_PROCESS, ("instance",), "5m", contract).name]
-    confirmed = comparison(recent, refuted.opposite, contract)
+    # what a new process spends by itself is to be worth a page
+    confirming = incident.over(incident.burns[-1]).symptoms[0] if incident.burns else refuted.opposite
+    confirmed = comparison(recent, confirming, contract)
     # a window of half an hour outlives the second series, which is gone five minutes after its server
     last = f"last_over_time({recent}[{incident.remembers}])"
     lasting = f"last_over_time({former}[{incident.remembers}])" if incident.burns else former
@@ -251,19 +253,20 @@ def _over(incident: Incident, contract: Contract, series: Mapping[str, str]) -> 
 def _muted_by(alert: Alert, site: Site, known: Known) -> Iterator[str]:
     """Yield what mutes an alert: firing alerts of causes, by the labels that both have, and late pages about effects.
 
-    The window of a cause is clear when its alert ends, so that an effect that still holds then is another fault. A
-    warning never mutes a critical alert.
+    The window of a cause is clear when its alert ends, so that an effect that still holds then is another fault. Only
+    latencies are counted when a request ends: until the window that ends an SLO's alert is free of the cause, they are
+    those of requests that waited for it. A warning never mutes a critical alert.
     """
     effect = alert.incident
+    limit = ',severity="critical"' if alert.severity == "critical" else ""
     causes: dict[str, list[str]] = {}
     for cause in known.values():
         worst = [each for each in severities(cause) if RANK[each] >= RANK[alert.severity]]
         if effect.id in cause.explains and worst:
-            limit = ',severity="critical"' if alert.severity == "critical" else ""
-            labels = ", ".join(shared_labels(cause, effect, site))
-            causes.setdefault(f'on ({labels}) ALERTS{{alertstate="firing"{limit},incident=~', []).append(cause.id)
-    for selector, names in causes.items():
-        yield f'{selector}"{"|".join(names)}"}}'
+            causes.setdefault(", ".join(shared_labels(cause, effect, site)), []).append(cause.id)
+    for labels, names in causes.items():
+        firing = f'ALERTS{{alertstate="firing"{limit},incident=~"{"|".join(names)}"}}'
+        yield f"on ({labels}) " + (f"last_over_time({firing}[{effect.ends_over}])" if effect.burns else firing)
     if alert.severity != effect.severity:  # an escalated alert is a ticket beside the pages about its effects
         paging = [name for name in effect.explains if name in known and "critical" in severities(known[name])]
         paged = f'ALERTS{{alertstate="firing",severity="critical",incident=~"{"|".join(paging)}"}}[{PAGED_LATELY}]'

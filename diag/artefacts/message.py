@@ -12,8 +12,8 @@ from typing import NamedTuple
 from urllib.parse import quote_plus
 
 from diag.artefacts.names import alert_label, alert_value, dashboard_uid, sanitized, subject_labels, threshold
-from diag.core.contract import Contract, Site
-from diag.core.formatting import printable
+from diag.core.contract import ENTRIES, SLOS, Contract, Site
+from diag.core.formatting import printable, quantity
 from diag.core.incident import Condition, Fix, Incident, Signal, regroup
 from diag.diagnosis.decision_table import Reading
 from diag.knowledge.formulas import formula, model_series
@@ -64,10 +64,18 @@ def annotations(message: Message, writer: "PrometheusTemplates | DiagnosisValues
     limit = ", or ".join(limits)
     named = "" if incident.burns else writer.culprits(first.signal, ", ", "")  # which Xid, process, line of the log
     evidence = [f"{first.signal.name}: {writer.reading(first)}" + (f" ({limit})" if limit else "") + named]
+    look_alikes = {look_alike.requires for look_alike in incident.looks_like}
+    ruled_out = []
     for condition in dict.fromkeys(message.conditions):
-        if condition != first:
-            limit = "" if condition.signal.unit == "bool" else f" ({threshold(condition, contract)})"
-            evidence.append(f"{condition.signal.name}: {writer.reading(condition)}{limit}")
+        name, limit = condition.signal.name, threshold(condition, contract)
+        if condition in look_alikes and limit in ("= no", "<= 0", "< 1"):
+            ruled_out.append(name)
+        elif condition != first:
+            limit = "" if condition.signal.unit == "bool" else f" ({limit})"
+            evidence.append(f"{name}: {writer.reading(condition)}{limit}")
+    if incident.burns and first.signal.culprit_unit == "seconds":  # a latency is late by its SLO
+        evidence += [f"{ENTRIES[name]['meaning']}: {quantity(getattr(contract, name), 'seconds')}" for name in SLOS]
+    evidence += [f"ruled out: {'; '.join(ruled_out)}"] if ruled_out else []
     chosen = "".join(f"&var-{label}={writer.in_url(label)}" for label in labels)
     span = f"&from={writer.unix(_HOUR, 1000)}&to={writer.unix(0, 1000)}"
     server = " ".join(f"--match '{label}=\"{writer.label(label)}\"'" for label in site.labels)

@@ -157,7 +157,7 @@ class Contract:
 
 ENTRIES = {entry.name: entry.metadata for entry in fields(Contract) if entry.metadata}
 """Meaning, unit and buckets of each key that [contract] may have."""
-SLOS = frozenset({"ttft_seconds", "itl_seconds", "e2e_seconds"})
+SLOS = ("ttft_seconds", "itl_seconds", "e2e_seconds")
 
 
 # -- diag.toml

@@ -106,17 +106,15 @@ def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, 
     An access log has no times, so that it fills no window; a log that ends is judged by its last answers.
     """
     ill = {diagnosis.server for diagnosis in diagnoses if diagnosis.is_alarming}
+    failing_last = {
+        server: ending
+        for server, ending in endings.items()
+        if ending.state == "serving" and ending.failed >= max(FEWEST_FAILED, LEAST_FAILED * ending.answered)
+    }
     judged = []
     for diagnosis in diagnoses:
-        ending = endings.get(diagnosis.server)
-        if (
-            ending is None
-            or ending.state != "serving"
-            or ending.failed < max(FEWEST_FAILED, LEAST_FAILED * ending.answered)
-            or diagnosis.incident.id != FAILING
-            or diagnosis.state == "present"
-            or diagnosis.server in ill
-        ):
+        ending = None if diagnosis.server in ill else failing_last.get(diagnosis.server)
+        if ending is None or diagnosis.incident.id != FAILING or diagnosis.state == "present":
             judged.append(diagnosis)
             continue
         share, end = ending.failed / ending.answered, diagnosis.instants[-1]

@@ -138,9 +138,10 @@ class DecisionTable(NamedTuple):
         """Return the episodes in which the incident held on the subject at that place.
 
         If a symptom has to last for a while before it counts, an episode begins with the first window throughout which
-        the symptom lasted.
+        the symptom lasted, and not before the last token: a window over rare scrapes is longer than what lasted.
         """
         episodes: list[Episode] = []
+        tokens = self.evidence.ask(TOKENS).of(self.subjects[place]) if self.early else None
         for run in self.runs.get(place, ()):
             broken = [run[0] - 1]
             if self.early:
@@ -148,6 +149,9 @@ class DecisionTable(NamedTuple):
                 broken = np.flatnonzero((held != 1).all(axis=0)).tolist()
             began = int(broken[-1]) + 1 if len(broken) else 0
             since = float(self.instants[began]) / 1000 - self.early if began else None
+            if since is not None and self.early and tokens is not None:
+                grew = np.flatnonzero(np.diff(tokens[: began + 1]) > 0)[-1:] + 1
+                since = max([since, *(self.instants[grew] / 1000).tolist()])
             episodes.append((since, float(self.instants[run[-1]]) / 1000))
         return tuple(episodes)
 

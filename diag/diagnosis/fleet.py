@@ -6,13 +6,13 @@ returns only a few.
 """
 
 import gc
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-from diag.core.errors import NotAnswered
+from diag.core.errors import NotAnswered, Unreachable
 from diag.core.formatting import quantity
 from diag.core.incident import OPPOSITE, Incident
 from diag.core.subjects import instance_name, label_value
@@ -33,6 +33,8 @@ AT_ONCE = 4
 """Queries at a time; a Prometheus runs at most twenty."""
 FEW = 20
 """Servers up to which all evidence is read of each."""
+MOST_SUBJECTS, MOST_PARTS = 5_000, 256
+"""Servers, engines or GPUs that are judged, and of one server: each with every incident takes 27 ms and 0.4 MiB."""
 REPRESENTATIVES = 2
 """Servers on which an incident cannot be judged that are read in full, and as many on which it is absent."""
 
@@ -70,6 +72,7 @@ def judge(
         )
         for _ in pool.map(lambda query: judged.ask(*query), wanted):
             pass
+        _refuse_crowd(remote.shown, judged, incidents)
         observed, queries.gone = context.result()
         judged.gone = queries.gone
         alone = launch if len(remote.members) == 1 else ""
@@ -82,6 +85,16 @@ def judge(
         verdict = "unknown" if report.verdict in ("healthy", "no_incident") else report.verdict
         return report._replace(not_judged=(NotJudged(why), *report.not_judged), verdict=verdict)
     return report
+
+
+def _refuse_crowd(shown: str, judged: QueryCache, incidents: Sequence[Incident]) -> None:
+    """Raise Unreachable for more servers, engines or GPUs than can be judged: whoever answers may invent any number."""
+    for per in {incident.per for incident in incidents}:
+        parts = Counter(map(instance_name, judged.subjects(per)))
+        if parts.total() > MOST_SUBJECTS or max(parts.values(), default=0) > MOST_PARTS:
+            most = f"at most {MOST_SUBJECTS:,}, {MOST_PARTS} of one server, are judged: select fewer servers"
+            what = f"{parts.total():,} servers, engines or GPUs; {most}, or have Prometheus load the rules of diag"
+            raise Unreachable(f"{shown} has {what}, which clear most of them")
 
 
 def _context(

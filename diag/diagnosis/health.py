@@ -152,16 +152,14 @@ def _unshown_engines(progress: Sequence[Progress], queries: QueryCache, lately: 
 
 def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterable[NotSeen]:
     """Yield the restarts of the last 15 minutes that may have cut off requests: no page shows how those ended."""
-    step, end = round(queries.source.interval * 1000), float(queries.source.instants[-1]) / 1000
-    for diagnosis in diagnoses:
-        if diagnosis.incident.crash is None or diagnosis.state != "absent":
-            continue
-        began = (since for since, _ in diagnosis.episodes if since is not None and end - since <= RECENT)
-        for at in (np.array([round(since * 1000) - step]) for since in began):
-            rows = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("15s"), at).like(diagnosis.subject)
-            cut = max((row[-1] for _, row in rows if not np.isnan(row[-1])), default=0.0)
-            if cut:
-                lacks = f"the log of a restart with up to {plural(round(cut), 'request')} in flight"
+    instants = queries.source.instants[queries.source.instants >= queries.source.instants[-1] - RECENT * 1000]
+    ended = queries.ask("$samples_of_a_former_process", INSTANCE, queries.live("5m"), instants)
+    for diagnosis in (each for each in diagnoses if each.incident.crash is not None and each.state == "absent"):
+        row = ended.of(diagnosis.subject)
+        for before in () if row is None else instants[:-1][(row[1:] > 0) > (row[:-1] > 0)]:
+            last = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("5m"), np.array([before])).of(diagnosis.subject)
+            if last is not None and last[-1] > 0:
+                lacks = f"the log of a restart with up to {plural(round(last[-1]), 'request')} in flight"
                 yield NotSeen("requests before a restart", lacks, diagnosis.server)
 
 
@@ -170,13 +168,12 @@ def _signs(diagnosis: Diagnosis) -> list[Reading]:
     if diagnosis.state != "unknown" or diagnosis.brief or not RANK[diagnosis.severity]:
         return []
     incident = diagnosis.incident  # conditions that rule a look-alike out hold in health, too
-    telling = (
-        readings[at]
+    return [
+        reading
         for conditions, readings in ((incident.symptoms, diagnosis.symptoms), (incident.supports, diagnosis.supports))
-        for at, condition in enumerate(conditions)
-        if condition.op.startswith(">") and not condition.signal.context
-    )
-    return [reading for reading in telling if reading.holds]
+        for condition, reading in zip(conditions, readings, strict=False)
+        if reading.holds and condition.op.startswith(">") and not condition.signal.context
+    ]
 
 
 def _harm(diagnosis: Diagnosis, queries: QueryCache) -> Iterable[Reading]:

@@ -125,6 +125,8 @@ INTERVAL = 10.0
 """Seconds between two stats lines (VLLM_LOG_STATS_INTERVAL)."""
 OVERDUE = 3 * INTERVAL
 """Seconds after which a line that reported tokens says nothing of the present."""
+LONGEST_STEP = 300.0
+"""Seconds that vLLM gives a step of all ranks (VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)."""
 SHORTEST_ANSWER = 16
 """Tokens of an answer, at the least on average: where no access log counts answers, it bounds their number from above,
 and so the time that they waited from below."""
@@ -247,7 +249,9 @@ class LoadLines:
         self._uncounted = 0
         """Estimated answers before the first line of the access log."""
         self.dumped_at = 0.0
-        """Unix time at which an engine was said to have stood still since its last stats line."""
+        """Unix time at which an engine was shown to have stood still since its last stats line."""
+        self._ranks_wait_since = 0.0
+        """Unix time of the first line behind the last stats line that says that ranks wait for one of them, or 0."""
         self.lines = 0
         """Stats lines and lines behind them read so far, and starts."""
         self._latest = "0"
@@ -278,11 +282,18 @@ class LoadLines:
         engine = self._latest = str(int(line["engine"] or 0))
         load = self.engines.setdefault(engine, EngineLoad(at - INTERVAL))
         load.read(line, at)
+        self._ranks_wait_since = 0.0
         self.lines += 1
         if float(line["prompt"]) or float(line["output"]):
             self._settled = answers or 0
         if answers is None:
             self._uncounted = int(load.output_tokens / SHORTEST_ANSWER)
+
+    def wait_for_a_rank(self, at: float) -> None:
+        """Take a line that says so: waits for longer than a step may take are no chunk of a prompt."""
+        self._ranks_wait_since = self._ranks_wait_since or at
+        if self._latest in self.engines and at - self._ranks_wait_since >= LONGEST_STEP:
+            self.engines[self._latest].is_still, self.dumped_at = True, at
 
     def words(self, now: float) -> str:
         """Return the last load in words: "2 running, 0 waiting, 345 tokens/s (10 s before the end)"."""

@@ -6,6 +6,7 @@ Each tracker is fed by `LogInterpreter` and has neither files nor a clock; times
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 
@@ -197,7 +198,10 @@ class EventCounts:
         """Count the event of a line, and read the line's numbers."""
         is_same_end = at - self._times[pattern.name] <= RANKS_END
         self.count(pattern.name, at)
-        values = {name: parse_amount(value) for name, value in read_values(pattern, text).items()}
+        values = dict[str, float]()
+        for name, amount in read_values(pattern, text).items():
+            with suppress(ValueError):  # "2.0.0 GiB": a line may be anybody's
+                values[name] = parse_amount(amount)
         if values:
             known = self._values.get(pattern.name, values) if is_same_end else values
             self._values[pattern.name] = known if known.get(FREE, inf) < values.get(FREE, inf) else values

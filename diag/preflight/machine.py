@@ -214,4 +214,5 @@ def prefixes(listed: str) -> tuple[Sequence[str], bool, bool]:
 
 
 def may_write(folder: Path) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK)
+    takes_files = folder.stat().st_mode & 0o222 or os.statvfs(folder).f_blocks  # root may, but /proc has no room
+    return bool(takes_files) and os.access(folder, os.W_OK | os.X_OK)

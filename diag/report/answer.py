@@ -285,7 +285,9 @@ class FleetRow(NamedTuple):
 
 def fleet_rows(report: Report) -> list[FleetRow]:
     """Return a row for every server, the worst first."""
-    harmful = (finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity])
+    harmful = [finding.diagnosis for finding in report.present if RANK[finding.diagnosis.severity]]
+    ids = dict.fromkeys(diagnosis.incident.id for diagnosis in harmful)
+    titles, written_as = dict(zip(ids, words.titles(ids, report), strict=True)), words.time_format(report)
     present = words.grouped((instance_name(diagnosis.subject), diagnosis) for diagnosis in harmful)
     engines_of = ((instance_name(progress.subject), progress.state) for progress in report.progress)
     states: dict[str, list[str]] = words.grouped(engines_of)
@@ -311,8 +313,8 @@ def fleet_rows(report: Report) -> list[FleetRow]:
                 verdict=(without_incident, "warning", "critical")[worst],
                 states=state,
                 incidents=incidents,
-                found=", ".join(words.titles(incidents, report)) or possible.get(name, state),
-                when=words.period(causes[:1], report).brief if causes else "",
+                found=", ".join(map(titles.__getitem__, incidents)) or possible.get(name, state),
+                when=words.period(causes[:1], report, written_as).brief if causes else "",
                 name=name,
             )
         )

@@ -10,7 +10,7 @@ from diag.core.contract import Contract
 from diag.core.formatting import TimeFormat, clock, escaped, listed, moment, plural, printable, quantity
 from diag.core.incident import RANK, Fix, Incident, Severity, Source
 from diag.core.log_events import LOG_EVENTS
-from diag.core.subjects import Subject, agree, in_words
+from diag.core.subjects import Subject, SubjectIndex, agree, in_words
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.onset import onset
@@ -232,26 +232,29 @@ def states(report: Report) -> str:
 
 def alike(report: Report) -> list[list[Finding]]:
     """Group the primary findings, the worst now first: one by one, or in a fleet by incident, as of one cause."""
-    primaries = sorted(
-        (finding for finding in report.present if finding.diagnosis.primary),
-        key=lambda finding: (-RANK[severity(finding, report)], not finding.diagnosis.ongoing),
-    )
+    beside = _beside(report)
+    primaries = [(_worst(each.diagnosis, beside), each) for each in report.present if each.diagnosis.primary]
+    primaries.sort(key=lambda pair: (-RANK[pair[0].severity], not pair[1].diagnosis.ongoing))
     if not is_fleet(report):
-        return [[finding] for finding in primaries]
-    pairs = (((finding.diagnosis.incident.id, severity(finding, report)), finding) for finding in primaries)
+        return [[finding] for _, finding in primaries]
+    pairs = (((finding.diagnosis.incident.id, worst.severity), finding) for worst, finding in primaries)
     return list(grouped(pairs).values())
 
 
 def severity(finding: Finding, report: Report) -> Severity:
     """Return the severity of an incident or, of a primary one, of the worst that its server or engine has with it."""
-    return max((each.severity for each in (finding.diagnosis, *accompanying(finding, report))), key=RANK.__getitem__)
+    return _worst(finding.diagnosis, _beside(report)).severity
 
 
-def accompanying(finding: Finding, report: Report) -> list[Diagnosis]:
-    """Return the present incidents of the same server or engine that are reported below a primary one."""
-    lead = finding.diagnosis
-    others = (other.diagnosis for other in report.present if lead.primary and not other.diagnosis.primary)
-    return [other for other in others if agree(other.subject, lead.subject)]
+def _beside(report: Report) -> SubjectIndex[Diagnosis]:
+    """Return the present incidents that are reported below a primary one."""
+    present = (finding.diagnosis for finding in report.present)
+    return SubjectIndex((each.subject, each) for each in present if not each.primary)
+
+
+def _worst(lead: Diagnosis, beside: SubjectIndex[Diagnosis]) -> Diagnosis:
+    others = (other for _, other in beside.like(lead.subject) if lead.primary)
+    return max((lead, *others), key=lambda each: RANK[each.severity])
 
 
 def death(finding: Finding, report: Report) -> Diagnosis | None:
@@ -262,7 +265,7 @@ def death(finding: Finding, report: Report) -> Diagnosis | None:
 
 def worse(finding: Finding, report: Report) -> Diagnosis | None:
     """Return the graver incident that accompanies a primary one, for which line 1 is graver."""
-    worst = max(accompanying(finding, report), key=lambda each: RANK[each.severity], default=finding.diagnosis)
+    worst = _worst(finding.diagnosis, _beside(report))
     return worst if RANK[worst.severity] > RANK[finding.diagnosis.severity] else None
 
 

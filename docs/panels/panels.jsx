@@ -46,7 +46,7 @@ const Rows = ({ panel }) => (
 const States = ({ panel }) => panel.series.map((series) => (
   <Box key={series.name} sx={{ display: 'flex', alignItems: 'center', mb: 0.5 }}>
     <Typography noWrap sx={{ width: 320, fontSize: 12 }}>{series.name}</Typography>
-    <Box sx={{ display: 'flex', flex: 1, height: 16, background: '#f1f3f5' }}>
+    <Box sx={{ display: 'flex', flex: 1, height: 16, bgcolor: 'action.hover' }}>
       {series.colors.map((color, at) => <Box key={at} sx={{ flex: 1, background: color ?? 'transparent' }} />)}
     </Box>
   </Box>
@@ -61,7 +61,7 @@ function Panel({ panel }) {
   if (panel.type === 'row') return <Typography sx={{ ...place, fontWeight: 700, pt: 1 }}>{panel.title}</Typography>;
   const Kind = KINDS[panel.type];
   return (
-    <Box sx={{ ...place, border: '1px solid #d9dee3', p: 1, overflow: 'hidden', boxSizing: 'border-box' }}>
+    <Box sx={{ ...place, border: 1, borderColor: 'divider', p: 1, overflow: 'hidden', boxSizing: 'border-box' }}>
       <Typography noWrap sx={{ fontSize: 13, fontWeight: 600 }}>{panel.title}</Typography>
       {Kind && <Kind panel={panel} width={width - 18} height={height - 40} />}
     </Box>

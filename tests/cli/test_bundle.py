@@ -104,6 +104,7 @@ def test_credentials_in_an_address_are_in_no_file(tmp_path: Path) -> None:
     assert b"s3cretpass" not in b"".join(members(file).values())
 
 
+@pytest.mark.nightly
 def test_of_a_log_of_a_gigabyte_both_ends_are_kept(tmp_path: Path) -> None:
     folder, file = tmp_path / "recording", tmp_path / "sick.tar.zst"
     shutil.copytree(KEPT / "engine_dead", folder)

@@ -11,6 +11,7 @@ import pytest
 from support.bad_servers import Answer, Reply, Request, closed_port, pages, serving
 from support.cli import diag
 from support.paths import OF_ONE_SERVER
+from support.sampling import some
 from support.schemas import validator
 
 from diag import report
@@ -63,7 +64,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return diag("config", *arguments)
 
 
-@pytest.mark.parametrize("made", OF_ONE_SERVER, ids=lambda made: made.name)
+@pytest.mark.parametrize("made", some(OF_ONE_SERVER, 24), ids=lambda made: made.name)
 def test_shown_configuration_is_that_of_the_rules(made: Path) -> None:
     seen = recording.read(made)
     blocks = seen.samples.select([])

@@ -139,6 +139,7 @@ def follow(block: str, folder: Path) -> dict[str, subprocess.CompletedProcess[st
     }
 
 
+@pytest.mark.nightly
 def test_the_guide_to_an_incident_works_word_for_word(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "diag", tmp_path / "diag", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests").symlink_to(ROOT / "tests")

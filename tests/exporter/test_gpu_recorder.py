@@ -24,6 +24,7 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if line[:3] in ("a  ", "b  ", "c  ", "d  ")]
 
 
+@pytest.mark.nightly
 def test_a_scripted_card_is_recorded_and_its_archive_is_judged(tmp_path: Path) -> None:
     recorded = run(str(tmp_path / "card"), "--scripted")
     assert recorded.returncode == 0, recorded.stdout

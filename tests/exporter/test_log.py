@@ -1145,7 +1145,7 @@ def test_huge_log_is_read_at_both_ends(
 ) -> None:
     monkeypatch.setattr(following, "FIRST", 2**17)
     monkeypatch.setattr(following, "LAST", 2**17)
-    path.write_text(f"{BANNER}\n" + f"{FULL}\n" * 2**16 + READY + "\n")
+    path.write_text(f"{BANNER}\n" + f"{FULL}\n" * 2**14 + READY + "\n")
     tail = LogTail(str(path), UTC)
     with caplog.at_level(logging.INFO, "diag.exporter"):
         tail.catch_up()

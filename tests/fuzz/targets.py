@@ -12,11 +12,14 @@ import json
 import os
 import re
 import shutil
+import socket
+import tarfile
 import tempfile
+import threading
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +27,12 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 from fuzz.answers import good, odd
+from gpu import judge
 from kubernetes.config import kube_config
 from mcp import Client as Agent
 from support import bad_servers, promql_cases, rewriting
 from support.bad_servers import Reply, Request
+from support.exporter_server import ANYWHERE, SAYING
 from support.secrets import corpus, placed
 
 from diag import promql
@@ -46,6 +51,7 @@ from diag.diagnosis import configuration, fleet
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Report, Snapshot
 from diag.diagnosis.roll_call import roll_call
+from diag.exporter.http_server import PageServer
 from diag.exporter.nccl import NcclStatus, NotRas, nccl_samples, read_status
 from diag.exporter.process import stacks, table
 from diag.exporter.process.kernel import control_group, last_vllm_kill
@@ -88,6 +94,7 @@ CORPUS, RECORDINGS = Path(__file__).parent / "corpus", ROOT / "tests" / "recordi
 ANSWERS = (DiagError, NotMetrics, Failure)
 MARKER = "mArKeR7secret"
 """A secret that the targets are given and never show."""
+GPU_FILES = ("driver_calls.json", "ceilings.json", judge.MISSING, "run/metrics.prom", "run/recording.toml")
 LAUNCH = f"HF_TOKEN={MARKER} vllm serve org/m --api-key {MARKER} --max-num-seqs 8"
 FILES = ("metrics.prom", "recording.toml", "server.log")
 MOST_QUOTED = 2**16
@@ -495,6 +502,52 @@ def pasted(text: bytes) -> str:
     return explain.run(text.decode("utf-8", "replace"), None)
 
 
+def notebook(text: bytes) -> str:
+    """A notebook: its launches linted, and its printed outputs judged as a log."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "server.ipynb")
+        file.write_bytes(text)
+        told = ""
+        with suppress(*ANSWERS):
+            told += lint.run(str(file), lint.LintOptions(vllm_version="0.32.0"), as_json=False)[0]
+        contract, incidents = site(None, None)
+        return told + _every_form(look(ObserveOptions([str(file)], log_timezone="UTC"), contract, incidents).report)
+
+
+@cache
+def _page_server() -> tuple[str, int]:
+    running = PageServer(ANYWHERE, SAYING, 8.0)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    return running.server_address[0], running.server_address[1]
+
+
+def http(text: bytes) -> str:
+    """Send what a client may send to the exporter; a scrape behind it is answered whatever that was."""
+    told = []
+    for sent in (text, b"GET /metrics HTTP/1.0\r\n\r\n"):
+        with suppress(ConnectionError), socket.create_connection(_page_server(), timeout=60) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            told.append(b"".join(iter(lambda: connection.recv(65536), b"")))
+    assert told[-1].endswith(b"seconds 8.00\n"), told[-1][:200]
+    return b"".join(told).decode("utf-8", "replace")
+
+
+def gpu_archive(text: bytes) -> str:
+    """The archive of the GPU recorder, as somebody sends it: its bytes, or the files that are packed into one."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as told:
+        file = Path(folder, "card.tar.gz")
+        file.write_bytes(text)
+        if BETWEEN in text:
+            with tarfile.open(file, "w:gz") as tar:
+                for name, content in zip(GPU_FILES, text.split(BETWEEN), strict=False):
+                    member = tarfile.TarInfo(f"card/{name}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+        judge.print_table(file)
+        return told.getvalue()
+
+
 def _every_form(report: Report) -> str:
     short, whole = terminal.render(report), terminal.render(report, verbose=True)
     return short + whole + as_json.render(report) + markdown.render(report, True) + html.render(report)
@@ -636,6 +689,32 @@ def _deploy() -> Iterator[bytes]:
     yield (ROOT / "deploy" / "kubernetes-sidecar.yaml").read_bytes()
 
 
+def _notebooks() -> Iterator[bytes]:
+    texts = [text.decode("utf-8", "replace") for text in (*list(_launches())[:6], *list(_logs())[:4])]
+    for text in texts:
+        cells = [
+            {"cell_type": "code", "source": f"!{text}", "outputs": [{"text": text[:4000].splitlines(keepends=True)}]},
+            {"cell_type": "markdown", "source": ["```\n", text, "\n```"]},
+            {"cell_type": "code", "source": text, "outputs": [{"traceback": text[:2000].splitlines()}]},
+        ]
+        yield json.dumps({"cells": cells, "nbformat": 4}).encode()
+
+
+def _requests() -> Iterator[bytes]:
+    heads = "Host: h", "Accept: */*", "X-Prometheus-Scrape-Timeout-Seconds: 10", "Authorization: Basic bWU6cHc="
+    body = "Content-Length: 3", "Transfer-Encoding: chunked", "Connection: keep-alive"
+    for method, path in (("GET", "/metrics"), ("HEAD", "/"), ("POST", "/livez"), ("GET", "/metrics?a=%00")):
+        yield "\r\n".join([f"{method} {path} HTTP/1.1", *heads, *body, "", "abc"]).encode()
+        yield "\r\n".join([f"{method} {path} HTTP/1.0", *heads, "", ""]).encode()
+
+
+def _cards() -> Iterator[bytes]:
+    calls = [{"family": "power", "call": "p", "labels": ["a"], "value": 3, "microseconds": 60_000, "means": "no"}]
+    pages, truth = next(_pages("h100_healthy", 1)), (RECORDINGS / "h100_healthy" / "recording.toml").read_bytes()
+    ceilings = json.dumps({"gpu": "h100", "ceilings": {"bytes": 1e12}}).encode()
+    yield BETWEEN.join([json.dumps(calls).encode(), ceilings, b'{"server": "why"}', pages, truth])
+
+
 def _expressions() -> Iterator[bytes]:
     yield from (text.encode() for text in promql_cases.EXPRESSIONS)
 
@@ -692,6 +771,9 @@ TARGETS: Mapping[str, Target] = {
     "server": Target(server, lambda: iter(())),
     "telemetry": Target(telemetry, lambda: iter(())),
     "explain": Target(pasted, _names),
+    "notebook": Target(notebook, _notebooks, 10.0),
+    "http": Target(http, _requests),
+    "gpu_archive": Target(gpu_archive, _cards),
 }
 
 

@@ -18,7 +18,7 @@ RUNS = {
     **{"recording": 2, "prometheus": 8, "labels": 4, "k8s": 8, "results": 20, "kernel": 30, "model": 10},
     **{"web_config": 20, "arguments": 8, "notation": 20, "bundle": 60, "ramp": 30, "nccl": 40},
     **{"alone": 8, "pages_gz": 20, "stacks": 4, "incident": 30, "kubeconfig": 20},
-    **{"server": 20, "telemetry": 30, "explain": 10},
+    **{"server": 20, "telemetry": 30, "explain": 10, "notebook": 6, "http": 20, "gpu_archive": 10},
 }
 assert RUNS.keys() == TARGETS.keys()
 
@@ -34,7 +34,7 @@ def test_mutated_input_passes_the_rules(name: str) -> None:
     texts = st.sampled_from(seeds(name))
 
     @settings(
-        max_examples=RUNS[name] if THOROUGH else -(-RUNS[name] // 2),
+        max_examples=RUNS[name] if THOROUGH else -(-RUNS[name] // 4),
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

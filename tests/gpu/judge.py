@@ -1,10 +1,12 @@
 """Compare what was recorded with what is expected, row by row."""
 
+import gzip
 import json
 import math
 import tarfile
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +16,7 @@ from support.firing import evaluated
 from support.reports import judged_logs
 
 from diag.commands.observe import ObserveOptions, take_snapshot
+from diag.core.errors import DiagError
 from diag.core.formatting import GIB, plural
 from diag.vllm import gpus
 from gpu.stages import AWAITED, HOST_STAGES, NOT_READ, PCIE_RATE, HostStage
@@ -25,6 +28,10 @@ BUSY = "host_cpu_starved"
 TIME_IS_UP = "time is up"
 """How a reason begins that is no fault of the server."""
 
+MOST_UNPACKED = 256 * 2**20
+"""Bytes of an archive, unpacked; a whole run has 3 MiB."""
+DAMAGED = (tarfile.TarError, zlib.error, DiagError, RecursionError)
+"""Errors of a damaged archive, beside Python's own for values of another type."""
 SLOW = 50_000
 """Microseconds above which a call of the driver is slow for a page that is scraped every second."""
 SHEET = (0.6, 1.02)
@@ -48,15 +55,16 @@ class Row(NamedTuple):
 
 
 def print_table(source: Path) -> int:
-    """Print the table of a folder or an archive; return the exit status, 1 if a row differs."""
-    if source.is_dir():
-        found = [*rows(source)]
-    else:
-        with tempfile.TemporaryDirectory() as place, tarfile.open(source) as tar:
-            tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)  # 3.11.4 has it first
-            tar.extractall(place)
-            (folder,) = Path(place).iterdir()
-            found = [*rows(folder)]
+    """Print the table of a folder or an archive; return the exit status, 1 if a row differs or none can be read."""
+    try:
+        if source.is_dir():
+            found = [*rows(source)]
+        else:
+            with tempfile.TemporaryDirectory() as place:
+                found = [*rows(_unpacked(source, Path(place)))]
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError, *DAMAGED) as error:
+        print(f"{source.name} cannot be judged: it is no record of this program ({type(error).__name__})")
+        return 1
     for row in found:
         mark = {True: "as expected", False: "DIFFERS", None: ""}[row.ok]
         print(f"{row.part}  {row.what:58}  {row.expected:36}  {row.got:44}  {mark}".rstrip())
@@ -64,6 +72,23 @@ def print_table(source: Path) -> int:
     untold = sum(row.ok is None and row.got.startswith(UNTOLD) for row in found)
     print(f"{len(found)} rows, {differ} differ, {untold} without an answer")
     return int(differ > 0)
+
+
+def _unpacked(source: Path, place: Path) -> Path:
+    """Unpack a stranger's archive: no links, devices and paths that lead out of it, and 256 MiB at most."""
+    plain = place / "archive.tar"
+    with gzip.open(source) as packed, plain.open("wb") as unpacked:
+        while part := packed.read(2**20):
+            unpacked.write(part)
+            if unpacked.tell() > MOST_UNPACKED:
+                raise ValueError("too large")
+    with tarfile.open(plain) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)  # 3.11.4 has it first
+        if sum(member.size for member in tar) > MOST_UNPACKED:  # a sparse file may claim any size
+            raise ValueError("too large")
+        tar.extractall(place / "files")
+    (folder,) = (place / "files").iterdir()
+    return folder
 
 
 def rows(folder: Path) -> Iterator[Row]:

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from support import prometheus_server
 from support.bad_servers import Reply, Request, serving
 from support.live import server
+from support.paths import ROOT
 from support.sampling import THOROUGH
 from support.waiting import until
 
@@ -41,7 +43,28 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
 
 
 @pytest.fixture(scope="module")
-def dead(vllm: server.Server) -> server.Server:
+def watched(vllm: server.Server) -> Iterator[tuple[str, prometheus_server.Server]]:
+    """An exporter that sees no process, from before the death on, and a Prometheus with the shipped rules behind it."""
+    port = server.free_port()
+    words = (*(ALONE if CAN_BE_ALONE else ()), DIAG, "exporter", "--vllm", vllm.url, "--listen", f"127.0.0.1:{port}")
+    config = f"""
+    global: {{scrape_interval: 5s}}
+    rule_files: [{ROOT}/alerts/diag.rules.yaml]
+    scrape_configs: [{{job_name: vllm, static_configs: [{{targets: ["127.0.0.1:{port}"]}}]}}]
+    """
+    program = prometheus_server.program("PATH")
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as exporter:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            until(lambda: status(f"{url}/metrics") == 200)
+            with prometheus_server.serving(program, (), config) as prometheus:
+                yield url, prometheus
+        finally:
+            exporter.kill()  # unshare ignores SIGTERM, and its end kills the exporter
+
+
+@pytest.fixture(scope="module")
+def dead(vllm: server.Server, watched: object) -> server.Server:
     vllm.signal("VLLM::EngineCore", signal.SIGKILL)
     until(lambda: status(f"{vllm.url}/health") == 503)
     return vllm
@@ -123,15 +146,11 @@ def test_dead_engine_is_named_live_and_from_a_recording(dead: server.Server, tmp
 
 
 @sidecar
-def test_exporter_that_sees_no_process_publishes_the_death(dead: server.Server) -> None:
-    port = server.free_port()
-    words = (*ALONE, DIAG, "exporter", "--vllm", dead.url, "--listen", f"127.0.0.1:{port}")
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as exporter:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            until(lambda: status(f"{url}/metrics") == 200)
-            shown = b"\ndiag_vllm_health_status 503.0\n"  # of the next page, if the server is busy
-            until(lambda: shown in urllib.request.urlopen(f"{url}/metrics", timeout=30).read())
-            until(lambda: (status(f"{url}/livez"), status(f"{url}/readyz")) == (503, 503))
-        finally:
-            exporter.kill()  # unshare ignores SIGTERM, and its end kills the exporter
+def test_exporter_that_sees_no_process_publishes_the_death(
+    watched: tuple[str, prometheus_server.Server], dead: server.Server
+) -> None:
+    url, prometheus = watched
+    shown = b"\ndiag_vllm_health_status 503.0\n"  # of the next page, if the server is busy
+    until(lambda: shown in urllib.request.urlopen(f"{url}/metrics", timeout=30).read())
+    until(lambda: (status(f"{url}/livez"), status(f"{url}/readyz")) == (503, 503))
+    until(lambda: prometheus_server.answer(prometheus, 'ALERTS{alertname="VllmEngineDead"}'))  # pending, or firing

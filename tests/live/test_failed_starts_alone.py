@@ -100,6 +100,7 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert str(port) in found.do or "--port" in found.do
 
 
+@pytest.mark.nightly
 def test_a_dev_shm_that_is_too_small(tmp_path: Path) -> None:
     namespace = ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*namespace, "true"], check=False).returncode:

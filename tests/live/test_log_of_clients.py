@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from support import imitations
-from support.live import load, memory_runs_out, on_call, server, slow_weights
+from support.live import load, memory_runs_out, on_call, server
+from support.waiting import until
 
 from diag.log.parse_line import read_timed_lines
 from diag.log.server_log import ServerLog
@@ -129,15 +130,15 @@ def assert_nothing_made(said: on_call.Said) -> None:
 
 def test_a_schema_that_imitates_the_log_makes_nothing_and_hides_no_real_death(tmp_path: Path) -> None:
     """In a followed log, in a rotated one, in a recording, through the exporter and through Prometheus."""
-    plugin = slow_weights.installed(tmp_path / "plugin", Path(memory_runs_out.__file__))
+    told = server.paced(tmp_path / "plugin", Path(memory_runs_out.__file__))
     full, flags = tmp_path / "memory-is-full", ("--max-model-len", "2048", "--max-num-seqs", "32")
-    told = {"PYTHONPATH": str(plugin), memory_runs_out.WHEN: str(full)}
+    told |= {memory_runs_out.WHEN: str(full)}
     with (
         server.running(tmp_path, "tiny", flags, **told) as vllm,
         on_call.on_call(tmp_path, vllm, in_haste=True) as who,
-        load.running(vllm.port, *load.STEADY),
+        load.running(vllm.port, *load.STEADY) as clients,
     ):
-        time.sleep(15)
+        clients.wait_for(6, *load.STEADY)
         log = vllm.log.read_text(encoding="utf-8", errors="replace")
         before = config(vllm.url, "--log", str(vllm.log))
         for _ in range(3):
@@ -152,7 +153,7 @@ def test_a_schema_that_imitates_the_log_makes_nothing_and_hides_no_real_death(tm
 
         command = [DIAG, "record", vllm.url, str(tmp_path / "recorded"), "--log", str(vllm.log)]
         recorder = subprocess.Popen([*command, "--for", "16", "--every", "1"])
-        time.sleep(5)
+        until(lambda: any((tmp_path / "recorded").glob("*")))
         imitate(vllm, log)
         assert recorder.wait(90) == 0
         assert_nothing_made(on_call.doctor(str(tmp_path / "recorded")))
@@ -162,7 +163,7 @@ def test_a_schema_that_imitates_the_log_makes_nothing_and_hides_no_real_death(tm
         assert_nothing_made(on_call.doctor(vllm.url, "--log", str(vllm.log)))
 
         full.touch()
-        time.sleep(10)
+        until(lambda: "Tried to allocate 2.00 GiB" in vllm.log.read_text(encoding="utf-8", errors="replace"))
         exporter, live = who.first_look()
         for said in (exporter, live, who.by_prometheus("gpu_out_of_memory")):
             assert said.short == "critical gpu_out_of_memory", said.report.get("diagnoses")

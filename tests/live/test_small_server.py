@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,8 +61,8 @@ def test_the_kv_cache_of_a_real_server_is_estimated_to_the_token(small: server.S
 
 def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> None:
     """On a host with more work than cores, as while other tests run, users do wait, and a report may say so."""
-    with load.alone(), load.running(small.port, *load.HEALTHY):
-        time.sleep(15)
+    with load.alone(), load.running(small.port, *load.HEALTHY) as clients:
+        clients.wait_for(12, *load.HEALTHY)
         with ThreadPoolExecutor(2) as pairs:  # two at a time
             coming = pairs.map(lambda _: doctor(small.url), range(TIMES_HEALTHY))
             row, shown = top_views.first_judged(ObserveOptions([small.url], every=2.0, log=str(small.log)))
@@ -81,8 +80,8 @@ def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> No
 
 def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: server.Server) -> None:
     """bench/cures.py measures that this fix works."""
-    with load.alone(), load.running(small.port, *cure.CONTENTION.clients):
-        time.sleep(cure.CONTENTION.settles)
+    with load.alone(), load.running(small.port, *cure.CONTENTION.clients) as clients:
+        clients.wait_for(2, cure.CONTENTION.clients[1])
         report = doctor(small.url)
     (incident,) = (diagnosis for diagnosis in report["diagnoses"] if diagnosis["primary"])
     assert incident["incident"] == "prefill_decode_contention"

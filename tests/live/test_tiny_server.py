@@ -20,6 +20,7 @@ import pytest
 from support import top_views
 from support.bad_servers import Reply, Request, serving
 from support.live import cure, load, ramps, server
+from support.waiting import until
 
 from diag.commands.observe import ObserveOptions
 from diag.vllm.flags.registry import default
@@ -61,7 +62,8 @@ def disputed(one: Mapping[str, Any]) -> list[str]:
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Server]:
     folder = tmp_path_factory.mktemp("vllm")
     # the relaunch line is that of its command line, which shows the template's interpreter otherwise
-    with server.running(folder, "tiny", cure.TINY, cold=True, VLLM_SERVER_DEV_MODE="1") as running:
+    told = server.paced(folder / "plugin")
+    with server.running(folder, "tiny", cure.TINY, cold=True, VLLM_SERVER_DEV_MODE="1", **told) as running:
         # at the first request vLLM gathers its environment, which may take longer than diag waits
         urllib.request.urlopen(f"{running.url}/server_info", timeout=server.READY_SECONDS).close()
         yield running
@@ -150,12 +152,18 @@ def said(*command: str) -> dict[str, Any]:
     return document
 
 
+def preemptions(url: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:
+        return float(re.findall(rf"(?m)^{cure.PREEMPTED}{{.*}} (\S+)$", page.read().decode())[0])
+
+
 def primary(report: dict[str, Any]) -> dict[str, Any]:
     """The one primary incident of a report."""
     (diagnosis,) = (diagnosis for diagnosis in report["diagnoses"] if diagnosis["primary"])
     return dict(diagnosis)
 
 
+@pytest.mark.nightly
 def test_a_ramp_names_the_small_kv_cache_and_the_flag(vllm: server.Server) -> None:
     options = ("--from", "16", "--most", "32", "--rates", "0", "--step-seconds", "5")
     with load.alone():
@@ -176,7 +184,7 @@ def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: 
     before = tmp_path / "before"
     with load.alone(), load.running(vllm.port, *cure.CASCADE.clients), ThreadPoolExecutor(2) as meanwhile:
         begun = time.time()
-        time.sleep(cure.CASCADE.settles)
+        until(lambda: preemptions(vllm.url) > 0)
         kept = meanwhile.submit(cure.recorded, vllm.url, before, 30)
         told = meanwhile.submit(said, "doctor", vllm.url, *OBSERVE)
         row, shown = top_views.first_judged(ObserveOptions([vllm.url], every=2.0))
@@ -192,11 +200,11 @@ def test_a_cascade_is_named_while_it_lasts_and_fixed_by_the_relaunch_line(vllm: 
     line = primary(said("doctor", str(before)))["relaunch"]
     vllm.stop()
     with (
-        server.relaunched(line, vllm.port, tmp_path / "relaunched.log") as fixed,
+        server.relaunched(line, vllm.port, tmp_path / "relaunched.log", **server.paced(tmp_path / "plugin")) as fixed,
         load.alone(),
-        load.running(fixed.port, *cure.CASCADE.clients),
+        load.running(fixed.port, *cure.CASCADE.clients) as clients,
     ):
-        time.sleep(cure.WARM_UP)
+        clients.wait_for(10, load.CASCADE[0])
         verdict = said("verify", str(before), fixed.url, *OBSERVE)
     assert verdict["verdict"] == "fixed", json.dumps(verdict, indent=1)
     (compared,) = verdict["servers"]

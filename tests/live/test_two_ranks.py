@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support import bad_servers
-from support.live import blocked_calls, load, server, slow_weights
+from support.live import blocked_calls, load, server
 from support.scenarios import PHASES
 from support.waiting import until
 
@@ -123,8 +123,8 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
     """One server for all of it: two ranks on two cores take a minute to start."""
     calls = tmp_path / "calls"
     calls.mkdir()
-    plugin = slow_weights.installed(tmp_path / "plugin", Path(blocked_calls.__file__))
-    environment = {**BOUND, "PYTHONPATH": str(plugin), blocked_calls.FOLDER: str(calls)}
+    plugins = server.paced(tmp_path / "plugin", Path(blocked_calls.__file__))
+    environment = {**BOUND, **plugins, blocked_calls.FOLDER: str(calls)}
     with (
         ThreadPoolExecutor(1) as meanwhile,
         (calls / "lock").open("w") as lock,
@@ -143,7 +143,8 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
         assert suspects(stacks(vllm)) == []
         the_page_is_vllms_own_byte_for_byte(vllm)
         its_processes_are_known(vllm)
-        with load.alone(), load.running(vllm.port, *load.STEADY):
+        with load.alone(), load.running(vllm.port, *load.STEADY) as clients:
+            clients.wait_for(1, *load.STEADY)  # the first requests compile kernels
             the_ranks_work(exporter, vllm)
             vllm.signal("VLLM::Worker_TP1", signal.SIGSTOP)
             try:
@@ -215,14 +216,13 @@ def its_processes_are_known(vllm: server.Server) -> None:
 
 def the_ranks_work(exporter: Exporter, vllm: server.Server) -> None:
     """A look may see too little: two ranks that spin on two cores get no CPU for seconds if anything else runs."""
-    while stacks(vllm)["conclusion"] != "The server makes progress: no process is suspect.":
-        time.sleep(5)  # the first requests compile kernels
+    until(lambda: stacks(vllm)["conclusion"] == "The server makes progress: no process is suspect.")
     looks = [doctor(vllm.url, "--for", "20")]
     while looks[-1]["verdict"] == "unknown" and len(looks) < 3:
         looks.append(doctor(vllm.url, "--for", "20"))
     report = looks[-1]
     present = [(each["incident"], each["symptoms"]) for each in report["diagnoses"] if each["state"] == "present"]
-    assert report["verdict"] == "healthy", (present, report["progress"])
+    assert report["verdict"] == "healthy", (present, report["progress"], report["health"], report["answers"])
     owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
     assert {("0", "engine"), ("0", "worker"), ("1", "worker")} <= owners
 

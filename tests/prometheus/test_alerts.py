@@ -73,7 +73,7 @@ AS_LONG_AS_A_STALL = {"contention_long_steps": {"engine_stalled"}}
 
 
 def test_alerts_fire_in_time_on_the_recording_that_shows_them_and_on_no_other() -> None:
-    for name in some((recording.name for recording in ALL_RECORDINGS), 45):
+    for name in some((recording.name for recording in ALL_RECORDINGS), 20):
         shown, truth = evaluated(RULES, timeline(name)), timelines.recording(name).truth
         named = (name, shown)
         assert shown.incidents & set(truth["absent"]) <= AS_LONG_AS_A_STALL.get(name, set()), named
@@ -103,6 +103,7 @@ def test_an_alert_fires_in_a_real_promtool_at_the_same_moment(tmp_path: Path, na
     assert {alert: pytest.approx(at, abs=STEP) for alert, at in ours.first.items()} == second.first
 
 
+@pytest.mark.nightly
 def test_a_real_promtool_fires_no_other_alert(tmp_path: Path) -> None:
     """The servers: one in a cascade, every night one with a stopped rank, and a healthy one with all of its host."""
     ill = ("kv_eviction_cascade", "tp_communication_stall")[: 1 + THOROUGH]

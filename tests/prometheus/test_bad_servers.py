@@ -304,6 +304,30 @@ def test_huge_response_is_refused(doctor: Diag, monkeypatch: pytest.MonkeyPatch)
     assert (said.status, said.sentence) == (UNREACHABLE, f"{server.url} {reason}")
 
 
+def crowded(request: Request, labels: list[dict[str, str]]) -> Reply:
+    """A Prometheus that answers each query with a series for each of these labels."""
+    form = urllib.parse.parse_qs(request.body.decode() or urllib.parse.urlsplit(request.path).query)
+    if "/series" in request.path:
+        return document(status="success", data=[{"__name__": "vllm:num_requests_running", **each} for each in labels])
+    if "vector" in (query := form["query"][0]):
+        return clock(NOW)
+    start, end = (float(form.get(name, [NOW - 60 if query.endswith("]") else NOW])[0]) for name in ("start", "end"))
+    values = [[at, "1"] for at in np.arange(start, max(end, NOW) + 1, 15).tolist()]
+    return found(*({"metric": each, "value": values[-1], "values": values} for each in labels))
+
+
+@pytest.mark.parametrize("name", ["instance", "engine"])
+def test_a_crowd_of_servers_or_engines_is_refused(doctor: Diag, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(fleet, "MOST_SUBJECTS", 30)
+    monkeypatch.setattr(fleet, "MOST_PARTS", 20)
+    labels = [{"instance": "h:1", "engine": "0", "gpu": "0", name: f"{number}"} for number in range(40)]
+    for many, status in ((labels, UNREACHABLE), (labels[:20], 2)):
+        with serving(lambda request, many=many: crowded(request, many)) as server:
+            said = doctor(server.url)
+        assert said.status == status
+        assert ("has 40 servers, engines or GPUs; at most 30, 20 of one server" in said.error) is (many is labels)
+
+
 def test_a_gzip_bomb_is_not_unpacked(doctor: Diag, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_api, "MOST_BYTES", 1 << 20)
     bomb = Reply(gzip.compress(b"#" * 50 * 2**20, 1), headers={"Content-Encoding": "gzip"})

@@ -94,6 +94,7 @@ def scraped() -> Iterator[tuple[list[str], float]]:
     pytest.fail(f"no scene of ten was scraped every second: {counts}")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_doctor_reads_the_same_from_cadvisor_as_from_an_exporter(tmp_path: Path) -> None:
     (tmp_path / "diag.toml").write_text(NAMED_BY_POD)

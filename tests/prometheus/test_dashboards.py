@@ -163,7 +163,7 @@ UNITS = {
     "Cost per million output tokens": "currencyUSD",
 }
 COUNTS = {
-    *("Critical alerts", "Warning alerts", "Highest error budget burn rate", "Error budget burn rate"),
+    *("Critical alerts", "Warning alerts", "Highest burn rate", "Error budget burn rate"),
     *("Servers up / all", "Incidents now", "Requests waiting", "Requests", "Servers", "GPU faults", "Active NVLinks"),
     *("CPU cores used per worker", "Decode batch", "Prompt length", "Answer length"),
     "$signal",
@@ -208,7 +208,7 @@ def test_the_columns_of_the_servers_table_have_units_and_states_are_words() -> N
         "TTFT p50": "s",
         "TTFT p99": "s",
         "ITL p99": "s",
-        "error budget burn rate": "short",
+        "burn rate": "short",
     }
     names = {value: shown["text"] for value, shown in values["state"]["mappings"][0]["options"].items()}
     assert names == {"0": "ok", "1": "pending", "2": "info", "3": "warning", "4": "critical"}

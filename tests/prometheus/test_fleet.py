@@ -81,6 +81,7 @@ def distinct() -> int:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.prometheus
 def test_fifty_servers_take_as_many_queries_as_ten(tmp_path: Path) -> None:
     (few, queries_of_few), (many, queries) = (judged(tmp_path / str(size), size) for size in SIZES)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import RECORDINGS, ROOT
-from support.prometheus_server import ANY, PLACES, program, serving
+from support.prometheus_server import ANY, EACH, program, serving
 from support.rule_files import groups_of
 
 from diag.commands import verify
@@ -26,7 +26,7 @@ DAY = 24 * 60
 SERIES = '{{job="vllm",model_name="m",instance="{}",engine="0"}}'
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EACH)
 def test_a_band_is_the_median_of_the_days_and_their_deviation(tmp_path: Path, place: str) -> None:
     """Two servers of one model share a band; an answer takes a token a second from each."""
     inputs = [series for server in ("a:1", "b:1") for series in _histogram(server)]

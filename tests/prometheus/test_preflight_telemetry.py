@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import alertmanager
-from support.prometheus_server import PLACES, Server, program, serving
+from support.prometheus_server import EACH, Server, program, serving
 
 from diag.artefacts.generate import files
 from diag.commands import preflight as work
@@ -50,7 +50,7 @@ def settled(server: Server, expected: Mapping[str, State], port: int = 8000) -> 
     return found
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=EACH)
 def prometheus(request: pytest.FixtureRequest) -> Path:
     return program(request.param)
 

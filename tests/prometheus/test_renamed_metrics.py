@@ -135,7 +135,7 @@ def test_stated_site_prefix_is_no_incident(fleet: Server, tmp_path: Path) -> Non
 
 
 @pytest.mark.prometheus
-@pytest.mark.parametrize("prefix", ["kserve_vllm:", "ray_vllm_"])
+@pytest.mark.parametrize("prefix", ["kserve_vllm:", pytest.param("ray_vllm_", marks=pytest.mark.nightly)])
 def test_the_alerts_of_a_site_fire_for_its_names(tmp_path: Path, prefix: str) -> None:
     texts = files(load(), Contract(site=Site(prefix=prefix)))
     file = tmp_path / "rules.yaml"

@@ -131,7 +131,7 @@ def test_several_exporters_of_one_server_get_the_verdict_of_the_recording(name: 
     assert (there.verdict, states(there)) == (here.verdict, states(here))
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", some(PLACES, 1))
 def test_kv_cache_size_is_read_from_vllms_own_page(place: str) -> None:
     """Without an exporter it stands in labels only, which PromQL cannot read."""
     recorded = {name: read(RECORDINGS / name) for name in ("kv_undersized", "kv_cascade")}

@@ -108,6 +108,7 @@ def test_a_flag_that_only_the_ill_servers_run_with_is_named(tmp_path: Path) -> N
     assert (shared.ill_with, shared.ill, shared.healthy_with, shared.healthy) == (6, 6, 0, 14)
 
 
+@pytest.mark.nightly
 def test_a_healthy_fleet_and_one_whose_labels_do_not_separate_share_nothing(tmp_path: Path) -> None:
     with holding(tmp_path, {"healthy": 14, HOT: 6}, lambda name: {"zone": f"{number(name) % 3}"}) as server:
         report = judged(server)

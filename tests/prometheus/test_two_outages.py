@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from support.prometheus_server import PLACES, program, serving
+from support.prometheus_server import EACH, program, serving
 from support.timelines import TIMES, Series, blocks, timeline
 
 from diag.commands import doctor
@@ -29,7 +29,7 @@ def twice_dead() -> Series:
     }
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=EACH)
 def report(request: pytest.FixtureRequest) -> Iterator[Report]:
     span = TimeSpan(since=f"{START + 30}", until=f"{START + TIMES[-1]}")
     with serving(program(request.param), blocks(twice_dead(), START)) as server:

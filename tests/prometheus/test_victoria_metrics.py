@@ -9,7 +9,6 @@ from support import healthy_day, recorded_series, timelines
 from support import victoria_metrics as victoria
 from support.dashboards import PAGES, plain, queries
 from support.paths import ROOT
-from support.sampling import some
 from support.scenarios import gpu, workers
 from support.timelines import blocks
 
@@ -76,7 +75,8 @@ def placed(name: str, series: timelines.Series) -> list[Block]:
     return [block._replace(labels=tuple(map(told, block.labels)))]
 
 
-@pytest.mark.parametrize("incident", some(INCIDENTS, 8), ids=lambda each: each.id)
+@pytest.mark.nightly
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
 def test_doctor_finds_the_incident_in_victoria_metrics(server: victoria.Server, incident: Incident) -> None:
     found = {dict(key)["instance"] for at in INSTANTS for key in server.query(asked(incident), at)}
     assert found >= ({incident.id} & {*timelines.RECORDED, *timelines.HOSTS})
@@ -88,6 +88,7 @@ def asked(incident: Incident) -> str:
     return conjunction(incident, incident.window, Contract()).written_out()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", PAGES)
 def test_victoria_metrics_answers_every_dashboard_query(server: victoria.Server, page: str) -> None:
     texts = [re.sub(r"\$[a-z]\w*", ".*", plain(each)) for each in queries(page)]

@@ -105,6 +105,7 @@ def test_healthy_server_without_its_page_is_not_healthy(name: str) -> None:
     assert report.verdict in ("unknown", "no_incident")
 
 
+@pytest.mark.nightly
 def test_a_sign_of_trouble_is_rare_on_healthy_servers() -> None:
     """A condition that most healthy servers meet is context (`Signal.context`), and makes no suspect."""
     measured: Counter[str] = Counter()

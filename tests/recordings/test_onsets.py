@@ -62,7 +62,7 @@ def test_an_engine_that_died_behind_a_page_is_dated_by_its_first_503(
 
 
 @pytest.mark.parametrize("incident", ["tp_communication_stall", "engine_stalled"])
-@pytest.mark.parametrize(("every", "seconds"), [(2, 330), (5, 400), (15, 450), (15, 1200), (30, 1200)])
+@pytest.mark.parametrize(("every", "seconds"), [(2, 330), (5, 400), (15, 450), (15, 1200), (30, 1200), (60, 1800)])
 def test_a_stall_is_dated_by_the_last_token(tmp_path: Path, incident: str, every: float, seconds: float) -> None:
     found = judged(tmp_path, stalled(every, seconds, [ranks, config(tensor_parallel_size=2)]), incident)
     assert found.since is not None

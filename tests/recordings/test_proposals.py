@@ -53,6 +53,24 @@ def test_a_cap_is_raised_to_what_the_load_needs_and_the_kv_cache_holds() -> None
     assert (fix.before, fix.after) == (3, 6)  # 28 clients
 
 
+def test_requests_that_end_in_a_step_do_not_hide_an_unknown_cap(tmp_path: Path) -> None:
+    """A scrape shows 32, 31 or 30 requests at a cap of 32 that no source shows: some end in the step before it."""
+    pages = list(rewriting.thinned(rewriting.scrapes("queue_saturation"), 2))
+    shown = [32, 32, 31, 32, 32, 30, 32, 31, 32, 32]
+
+    def seen(at: int, page: str) -> str:
+        page = rewriting.with_value(page, "vllm:num_requests_running{", f"{shown[at % 10]}.0")
+        return rewriting.with_value(page, "vllm:iteration_tokens_total_count{", f"{40 * at}.0")
+
+    folder = rewriting.write(tmp_path / "cap", ((t, host, seen(at, page)) for at, (t, host, page) in enumerate(pages)))
+    (finding,) = (
+        each
+        for each in doctor.run(ObserveOptions([str(folder)])).present
+        if each.diagnosis.incident.id == "queue_saturation"
+    )
+    assert {each.name: each.before for each in finding.proposals}["--max-num-seqs"] == 32
+
+
 def test_a_mean_of_one_huge_request_does_not_hide_the_cap(tmp_path: Path) -> None:
     """A prompt that fills two KV caches is in the mean; as many requests as the cap admits run, with free blocks."""
     scrapes = list(rewriting.scrapes("queue_saturation"))

@@ -17,7 +17,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.knowledge.formulas import formula
 from diag.promql import Block, Samples, evaluate
-from diag.signals import load_of_peers
+from diag.signals import load_of_peers, sign_of_imbalance
 
 ID = "replicas_unbalanced"
 LABELS = ("job", "namespace", "cluster", "region")
@@ -86,9 +86,19 @@ def test_replica_of_a_pair_is_compared_with_the_other(
     assert named(judged(tmp_path, re.side_by_side(holds(running, waiting), holds(6, 0)))) == names
 
 
-def test_data_parallel_ranks_are_peers(tmp_path: Path) -> None:
-    report = judged(tmp_path, re.as_ranks(server(EVEN), server(HOT), server(EVEN)))
-    assert named(report, "engine") == ["1"]
+@pytest.mark.parametrize(
+    ("engine", "beside", "advice"),
+    [("1", re.as_ranks, "Other ranks of this server have room"), ("0", re.side_by_side, "Balance by the load of each")],
+    ids=["ranks", "replicas"],
+)
+def test_ranks_and_replicas_are_peers_with_advice_of_their_own(
+    tmp_path: Path, engine: str, beside: Callable[..., Iterable[re.Scrape]], advice: str
+) -> None:
+    report = judged(tmp_path, beside(*map(server, (EVEN, HOT, EVEN))))
+    assert named(report, "engine") == [engine]
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == ID)
+    assert finding.proposals[0].text.startswith(advice)
+    assert len({"rank" in each.text for each in finding.proposals}) == 1
 
 
 @pytest.mark.parametrize("change", [re.before_0_9_2, re.before_0_8_3], ids=lambda each: each.__name__)
@@ -139,6 +149,17 @@ def of_server(number: int, running: float, waiting: float, **labels: str) -> Blo
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     values = np.repeat([[running], [waiting]], 24, axis=1)
     return Block(tuple({"__name__": name, **own} for name in names), np.arange(0, 360_000, 15_000), values)
+
+
+@pytest.mark.parametrize("other", [[], [(12, 0)]], ids=["a pair", "three"])
+def test_one_scrape_dates_an_imbalance(other: list[tuple[int, int]]) -> None:
+    """A mean needs three samples: where scrapes come a bit late, no short window holds them."""
+    blocks = [of_server(number, *load) for number, load in enumerate([(64, 40), (12, 0), *other])]
+    written = formula(sign_of_imbalance, ("instance", "engine"), "20s", Contract()).written_out()
+    vector = evaluate(written, Samples(blocks), np.array([300_000]))
+    assert {own["instance"]: value for own, (value,) in zip(vector.labels, vector.values, strict=True)} == {
+        f"r{number}:8000": number == 0 for number in range(len(blocks))
+    }
 
 
 @pytest.mark.parametrize("label", ["", "job", "namespace", "cluster", "region"])

@@ -117,6 +117,7 @@ def test_a_rationale_contains_the_threshold_of_its_condition() -> None:
     assert share.above(0.05, judged("{threshold} of the time")).why.says == "5 % of the time"
 
 
+@pytest.mark.slow
 def test_every_signal_is_used() -> None:
     declared = {name for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
     folder = Path(signals.__path__[0])

@@ -120,7 +120,7 @@ def prometheus(incident: Incident, samples: promql.Samples, instant: int, rules:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.id)
-@settings(max_examples=25 if THOROUGH else 8)
+@settings(max_examples=25 if THOROUGH else 4)
 @given(samples=telemetry(), at=st.integers(16, SCRAPES - 1), late=st.integers(0, 1999))
 def test_the_doctor_and_the_query_agree(incident: Incident, samples: promql.Samples, at: int, late: int) -> None:
     instant = int(TIMES[at]) + late

@@ -88,6 +88,7 @@ def accepted_words(version: str) -> Iterator[list[str]]:
             yield [f"--no-{name[2:]}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", RELEASES)
 def test_lint_refuses_nothing_that_the_parser_accepts(version: str) -> None:
     words = [word for words in accepted_words(version) for word in words]
@@ -118,6 +119,7 @@ def refused_words(version: str) -> Iterator[tuple[str, list[str]]]:
             yield short, [short, "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", RELEASES)
 def test_lint_is_silent_on_nothing_that_the_parser_refuses(version: str) -> None:
     cases = list(refused_words(version))

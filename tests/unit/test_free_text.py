@@ -80,8 +80,8 @@ SIGNS = {"\\n": "\n", "\\t": "\t", "\\r": "\r"}
 def test_of_the_notations_of_programs_all_but_the_named_ones_hide_a_chosen_word() -> None:
     """A word that somebody chose, so that only its name or place tells; whole, and line by line."""
     texts = list(_notations())
-    assert len(texts) > 750
-    assert sum(shown for _, shown in texts) < 40
+    assert len(texts) > 940
+    assert sum(shown for _, shown in texts) <= 10
     for secret in ("swordfish", "hunter2hunter", "Tr0ub4dor-x9"):
         filled = [(text.replace("§", secret), shown) for text, shown in texts]
         leaks = [
@@ -191,6 +191,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_the_time_is_linear_in_the_text(piece: str) -> None:
     for text in ((piece * 2**16)[: 2**16], "token=" + (piece * 2**16)[: 2**16], "token='" + " " * 2**16 + piece):

@@ -138,6 +138,7 @@ def test_engine_behind_a_page_that_comes_is_dead_where_health_answers_503() -> N
     assert {progress.state for progress in report.progress} == {"dead"}
 
 
+@pytest.mark.slow
 def test_engine_is_not_dead_where_anything_else_comes() -> None:
     """All at once, since each is looked at for seconds."""
     others = {name: reply for name, (reply, status) in ANSWERS.items() if status != 503}

@@ -152,6 +152,7 @@ def test_a_mode_installs_its_objects(mode: str) -> None:
         validate(document)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWITCHES)
 def test_each_value_changes_objects_which_stay_valid(path: str) -> None:
     mode, value = SWITCHES[path]
@@ -510,8 +511,12 @@ def test_a_real_api_server_takes_and_keeps_what_each_value_makes(bare: Cluster) 
     for path, (mode, value) in SWITCHES.items():
         section = path.partition(".")[0]
         shown = {section: {"enabled": True}} if section in ("dashboards", "networkPolicy") else {}
+        shown |= {"prometheusRule": {"enabled": True}} if path in OF_ALERTS else {}
         shown |= setting(*VOLUME) if path == "extraVolumeMounts" else {}
-        made = documents(merged(merged(merged(BARE, MODES[mode]), shown), setting(path, value)))
-        found += [each for each in made if each["kind"] != "PrometheusRule"] + of_kind(made, "PrometheusRule")[:1]
+        base = merged(merged(BARE, MODES[mode]), shown)
+        made, before = documents(merged(base, setting(path, value))), documents(base) if path in OF_ALERTS else []
+        changed = [each for each in of_kind(made, "PrometheusRule") if each not in before]
+        assert changed or path not in OF_ALERTS
+        found += [each for each in made if each["kind"] != "PrometheusRule"] + changed[:1]
     taken = installed(bare, found, "--dry-run=server")
     assert [each for each, got in zip(found, taken, strict=True) if not kept(each, got)] == []

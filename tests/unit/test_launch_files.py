@@ -838,6 +838,7 @@ def test_sarif_is_valid(tmp_path: Path) -> None:
     jsonschema.validate(json.loads(command), sarif.SCHEMA)
 
 
+@pytest.mark.slow
 def test_the_action_and_the_hook_run_lint(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     script = yaml.safe_load((root / "action.yml").read_text())["runs"]["steps"][1]["run"]

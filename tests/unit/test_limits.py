@@ -16,7 +16,7 @@ from diag.commands.mcp.server import LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
 from diag.core import files
-from diag.diagnosis import decision_table
+from diag.diagnosis import decision_table, fleet
 from diag.exporter import infiniband, nccl
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
 from diag.exposition.scrapes import Parser
@@ -64,6 +64,8 @@ STATED = {
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
     "PromQL of an incident file": f"{parser.MOST_DEEP} operators and parentheses",
     "answer of a Prometheus": f"{prometheus_api.MOST_BYTES // MIB} MiB",
+    "servers, engines or GPUs of a Prometheus that its rules do not clear": f"{fleet.MOST_SUBJECTS:,}, "
+    f"{fleet.MOST_PARTS} of one server",
     "answers of a Prometheus that are none": f"{queries.MOST_UNUSABLE}",
     "time-outs of queries": f"{queries.MOST_TIMEOUTS - 1}",
     "pods and servers of a namespace (`--k8s`)": f"{cluster.MOST_PODS:,} and {servers.MOST_SERVERS}",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import scripted_nvml
 from support.paths import MODELS, ROOT
 from support.rows import each_row
+from support.sampling import THOROUGH
 from support.schemas import validator
 from support.scripted_nvml import GIB, H100, T4
 
@@ -886,7 +887,7 @@ VALUES = st.sampled_from(
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=300 if THOROUGH else 75)
 @given(st.lists(st.tuples(st.sampled_from(sorted({*known()} - {"--config", "--model"})), VALUES), max_size=6), VERSIONS)
 def test_every_correction_has_no_worse_findings_than_its_command(options: list[tuple[str, str]], version: str) -> None:
     command = shlex.join(["vllm", "serve", MODEL, *(word for pair in options for word in pair)])

@@ -291,6 +291,7 @@ def test_checkpoint_and_draft_model_are_judged(at: int, tmp_path: Path) -> None:
     assert (CHECKPOINTS[at][2] in found) if CHECKPOINTS[at][2] else not found
 
 
+@pytest.mark.nightly
 @pytest.mark.live
 @server.needed
 def test_a_real_vllm_refuses_what_lint_refuses_of_a_checkpoint(tmp_path: Path) -> None:

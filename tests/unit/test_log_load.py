@@ -77,13 +77,14 @@ def test_silence_behind_a_line_of_zero_tokens_is_a_stall_while_probes_are_answer
     assert incidents(report)[0] == "engine_stalled"
 
 
-def test_waits_for_a_rank_fill_the_silence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("usage", [3.2, 4.1], ids=["no token", "a chunk of a prompt, and no step for six minutes"])
+def test_waits_for_a_rank_fill_the_silence(tmp_path: Path, usage: float) -> None:
     waits = [
         f"INFO {at(110 + 60 * minute)} [shm_broadcast.py:681] No available shared memory broadcast block found in 60"
         " seconds."
         for minute in range(1, 8)
     ]
-    report = report_on(tmp_path, [*busy(30, 110), stats(110, 0, 0, 1, 0), *waits])
+    report = report_on(tmp_path, [*busy(30, 110), stats(110, 0, 0, 1, 0, k=usage), *waits])
     assert report.verdict == "critical"
 
 
@@ -154,6 +155,7 @@ TIERS = "KV Transfer metrics: vllm:kv_offload_store_bytes=65536"
 CASCADES = TIERS + ", vllm:kv_offload_tiering_cascade_job_failures:('fs',)=9"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "hours", "expected"),
     [

@@ -133,6 +133,7 @@ LAYOUTS: dict[str, Callable[[list[str]], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_layout_changes_neither_verdict_nor_cause(tmp_path: Path, layout: Callable[[list[str]], list[str]]) -> None:
     report = judged(write(tmp_path, layout(OUT_OF_MEMORY)))
@@ -140,6 +141,7 @@ def test_a_layout_changes_neither_verdict_nor_cause(tmp_path: Path, layout: Call
     assert CAUSE in told(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_no_layout_makes_a_healthy_server_ill(tmp_path: Path, layout: Callable[[list[str]], list[str]]) -> None:
     if layout is LAYOUTS["from the middle"]:

@@ -92,6 +92,7 @@ RENAMED = {"num_requests_running": "requests_in_batch", "num_requests_waiting": 
 """Two metrics that a release might rename: one tells a page of vLLM from others, one decides most verdicts."""
 
 
+@pytest.mark.slow
 def test_a_renamed_metric_is_one_line_in_one_file(tmp_path: Path) -> None:
     for source in (ROOT / "diag").rglob("*"):
         if source.is_file() and "__pycache__" not in source.parts:

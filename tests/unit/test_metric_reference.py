@@ -65,6 +65,7 @@ def test_a_unit_is_that_of_the_name(name: str, unit: str) -> None:
     assert ROWS[name][3] == unit
 
 
+@pytest.mark.slow
 @EVERY_METRIC
 def test_the_incidents_of_a_row_are_those_whose_conditions_or_fixes_name_the_metric(name: str) -> None:
     named = re.compile(rf"(?<![\w:]){name}(?!\w)")

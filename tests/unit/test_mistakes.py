@@ -163,7 +163,7 @@ def mistaken(file: Path, old: str, new: str) -> Iterator[None]:
 def test_a_mistake_in_a_file_of_diag_is_one_sentence(copy: Path) -> None:
     """`diag incidents` reads every declaration; each mistake in turn is made in a copy of the package."""
     wrong = []
-    for name, old, new, sentence in some(MISTAKES, 8):
+    for name, old, new, sentence in some(MISTAKES, 4):
         with mistaken(copy / "diag" / name, old, new):
             done = subprocess.run(
                 [sys.executable, "-c", "from diag.__main__ import main; main()", "incidents"],

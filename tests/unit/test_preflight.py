@@ -307,6 +307,7 @@ ODD = (
 LAUNCHES = [launch["text"] for file in (ROOT / "tests/data/launches").glob("*.yaml") for launch in read_yaml(file)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launch", [*LAUNCHES, *(f"vllm serve m {words}" for words in ODD)])
 def test_a_launch_of_any_form_is_judged_in_forty_lines_or_refused_in_a_sentence(launch: str) -> None:
     try:
@@ -468,7 +469,7 @@ def test_a_compile_cache_that_cannot_be_written() -> None:
 
 
 def test_the_folder_of_stack_dumps_is_one_that_may_be_written(tmp_path: Path) -> None:
-    for folder, state in ((tmp_path / "new", "pass"), ("/etc/passwd/dumps", "fail")):
+    for folder, state in ((tmp_path / "new", "pass"), ("/etc/passwd/dumps", "fail"), ("/proc/none", "fail")):
         launch = f"{LAUNCH} --watchdog-config.dump_dir {folder}"
         assert states(found(launch), "dump_folder") == {state}
     assert states(found(LAUNCH), "dump_folder") == set()

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.paths import ALL_RECORDINGS, RECORDINGS
+from support.sampling import some
 
 from diag.core.errors import BadRecording
 from diag.promql import evaluate
@@ -56,7 +57,8 @@ LENGTHS = {1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072}
 """Of the contexts that the recorded servers were started with."""
 
 
-@pytest.mark.parametrize("folder", ALL_RECORDINGS, ids=lambda folder: folder.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", some(ALL_RECORDINGS, 24), ids=lambda folder: folder.name)
 def test_every_recording_publishes_its_configuration(folder: Path) -> None:
     observed = read(folder)
     query = 'max(last_over_time(diag_vllm_config{flag="max_model_len"}[1h]))'

@@ -183,6 +183,7 @@ def test_another_threshold_of_a_recorded_expression_is_another_generation() -> N
     assert rule_set(load(), Contract(freeze_seconds=2.5)).generation != rule_set(load(), Contract()).generation
 
 
+@pytest.mark.slow
 def test_rules_for_selected_incidents_are_minimal() -> None:
     written = files(load(), Contract(), ["kv_eviction_cascade"])
     assert sorted(written) == [

@@ -63,6 +63,7 @@ def test_names_are_those_of_a_recorded_page() -> None:
     assert len(names) > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chat with exporter", "adapters", "data parallel", "disaggregated pair"])
 def test_healthy_load_is_called_healthy(tmp_path: Path, kind: str) -> None:
     report = judge(tmp_path, kind)

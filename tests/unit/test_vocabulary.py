@@ -92,6 +92,7 @@ def test_an_oblique_sentence_is_found(sentence: str) -> None:
     assert found(sentence)
 
 
+@pytest.mark.slow
 @each_row("file", READ_BY_USERS)
 def test_a_page_has_no_forbidden_phrase(file: Path) -> None:
     assert found(file.read_text(encoding="utf-8")) == []

@@ -50,6 +50,7 @@ def test_routes_of_0_33_are_those_of_inference_or_not() -> None:
     assert [route for route in SAYS["routes"]["other"] if is_served(route)] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.live
 @server.needed
 def test_every_line_and_route_of_the_sources_is_in_the_table() -> None:

@@ -173,12 +173,12 @@ def _current_state(scope: DashboardScope) -> list[Any]:
 
     waiting = scope.fill(f"sum(last_over_time({WAITING}[$window]))", ())
     tokens = scope.fill(f"sum(rate({GENERATED}[$window]))", ())
-    burn = "Healthy: below 1, the rate at which the error budget lasts the month."
+    burn = "Of the error budget. Healthy: below 1, the rate at which it lasts the month."
     slow = Threshold(SLOW_BURN.factor, PLAIN)  # a rate below it is no news beside a critical alert
     return [
         stat("Critical alerts", "Healthy: 0.", firing("critical"), Threshold(1)),
         stat("Warning alerts", "Healthy: 0.", firing("warning"), Threshold(1, GOOD, "orange")),
-        stat("Highest error budget burn rate", burn, f"max({burn_rate(scope)})", slow),
+        stat("Highest burn rate", burn, f"max({burn_rate(scope)})", slow),
         servers_up,
         stat("Requests waiting", "Healthy: 0 most of the time.", waiting),
         stat("Generation throughput", "Healthy: in proportion to the load.", tokens, unit=TOKENS_PER_SECOND),
@@ -188,16 +188,17 @@ def _current_state(scope: DashboardScope) -> list[Any]:
 def _servers(scope: DashboardScope) -> Any:
     by = scope.by()
     worst = scope.add_matchers(worst_severity(ANY, by))
+    running = f"{RUNNING} or on ($by) 0 * last_over_time({RUNNING}[1d])"  # a dead server has its model, too
     columns = {
         "state": TableColumn(f"{worst} or {scope.fill(PRESENT, by)}"),
-        "running": TableColumn(scope.fill(f"sum by ($by, model_name) ({RUNNING})", by)),
+        "running": TableColumn(scope.fill(f"sum by ($by, model_name) ({running})", by)),
         "waiting": TableColumn(scope.fill(f"sum by ($by) ({WAITING})", by)),
         "KV cache usage": TableColumn(scope.fill(KV_CACHE_USAGE, by), "percentunit"),
         "throughput": TableColumn(scope.fill(OUTPUT_RATE, by), TOKENS_PER_SECOND),
         "TTFT p50": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p50"], by), "s"),
         "TTFT p99": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p99"], by), "s"),
         "ITL p99": TableColumn(scope.fill(quantiles(BUCKETS["ITL"])["p99"], by), "s"),
-        "error budget burn rate": TableColumn(f"max by ({', '.join(by)}) ({burn_rate(scope)})"),
+        "burn rate": TableColumn(f"max by ({', '.join(by)}) ({burn_rate(scope)})"),
     }
     description = "Healthy: state ok, no request waits, KV cache usage below 90 %, burn rate below 1."
     header = PanelHeader("Servers", description, width=24)
@@ -261,24 +262,24 @@ def _signals(scope: DashboardScope) -> list[Any]:
     by = ", ".join(scope.by())
     alert = scope.add_matchers(worst_severity('incident="$incident"', scope.by()))
     yes_or_no = f'{{__name__=~"none|${{state:pipe}}", {scope.server}}}'
-    named = f'label_replace({yes_or_no}, "condition", "$1", "__name__", "[^:]*:([^:]*).*") + {NO}'
+    named = f'label_replace({_of_part(yes_or_no)}, "condition", "$1", "__name__", "[^:]*:([^:]*).*") + {NO}'
     title = "Alert and yes-or-no conditions of $incident"
     description = "Green: the alert does not fire. Pending: all conditions hold, not yet for long enough."
     timeline = grafana.state_timeline(
         PanelHeader(title, description, width=24),
         [
             PanelQuery(f"{alert} or on ({by}) {scope.fill(PRESENT, scope.by())}", f"alert {legend(scope.by())}"),
-            PanelQuery(named, f"{{{{condition}}}} {legend(scope.by('engine', 'gpu'))}"),
+            PanelQuery(named, f"{{{{condition}}}} {legend(scope.by())}{{{{part}}}}"),
         ],
         {**STATES, NO: ("no", "light-blue"), YES: ("yes", "dark-blue")},
         height=5,
     )
     limit = f'max by (unit) ({THRESHOLD}{{incident="$incident", series="$signal"}})'
-    value = f'{{__name__="$signal", {scope.server}}} + on () group_left (unit) 0 * {limit}'
+    value = _of_part(f'{{__name__="$signal", {scope.server}}} + on () group_left (unit) 0 * {limit}')
     signals = grafana.repeated(
         PanelHeader("$signal", "The title is the condition, the dashed line its threshold.", width=24),
         [
-            PanelQuery(value, f"{legend(scope.by('engine', 'gpu'))} ({{{{unit}}}})"),
+            PanelQuery(value, f"{legend(scope.by())}{{{{part}}}} ({{{{unit}}}})"),
             PanelQuery(limit, "threshold ({{unit}})"),
         ],
         "signal",
@@ -287,13 +288,18 @@ def _signals(scope: DashboardScope) -> list[Any]:
     return [timeline, signals]
 
 
+def _of_part(promql: str) -> str:
+    """Return an expression with the label `part`: the engine or GPU of a series, empty for a whole server."""
+    for name, text in (("engine", " engine"), ("gpu", " GPU")):
+        promql = f'label_replace({promql}, "part", "{text} $1", "{name}", "(.+)")'
+    return promql
+
+
 def _latency(name: str, contract: Contract) -> LinePanel:
     title, entry = LATENCIES[name]
-    if entry not in contract.stated:
-        return LinePanel(title, "Healthy: steady.", ("engine",), quantiles(BUCKETS[name]), "s")
-    limit: float = getattr(contract, entry)
-    description = f"Healthy: steady, below the SLO of {quantity(limit, 'seconds')}."
-    return LinePanel(title, description, ("engine",), quantiles(BUCKETS[name]), "s", threshold=limit)
+    limit = getattr(contract, entry) if entry in contract.stated else None
+    below = f", below the SLO of {quantity(limit, 'seconds')}" if limit else ""
+    return LinePanel(title, f"Healthy: steady{below}.", ("engine",), quantiles(BUCKETS[name]), "s", threshold=limit)
 
 
 # -- GPUs and ranks; capacity and cost
@@ -305,12 +311,12 @@ def gpus_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
     A GPU is named by the rank that runs on it, if it is known.
     """
     scope = DashboardScope(contract, ("gpu",), series)
-    by_gpu = f"{legend(scope.by())} {legend(('gpu', 'rank'))}"
 
     def gpu_rows(title: str, description: str, promql: str) -> Any:
         header = PanelHeader(title, description, "percentunit", 24)
         ranked = f"{promql} * on (instance, gpu) group_left (rank) $rank_of_gpu or on (instance, gpu) {promql}"
-        return grafana.heatmap(header, PanelQuery(scope.fill(ranked, scope.by("gpu")), by_gpu))
+        named = f'label_replace({scope.fill(ranked, scope.by("gpu"))}, "rank", " rank $1", "rank", "(.+)")'
+        return grafana.heatmap(header, PanelQuery(named, f"{legend(scope.by('gpu'))}{{{{rank}}}}"))
 
     busy, power, power_limit = (
         f"max by ($by) (avg_over_time(diag_gpu_{metric}[$window]))"

@@ -51,7 +51,8 @@ PARTS, SIGNALS = declared(
     # vLLM repeats the line every 60 s; at a start it tells of ranks that compile
     log_waits_for_a_rank: bool = {lately(WAITS, 120)} * (${WAITS} >= bool $last_startup_progress or 1 + 0 * ${WAITS})
     """,
-    *map(_of_the_other, ("load_of_model", "waiting_of_model", "output_tokens_of_model", "token_counts_of_model")),
+    *map(_of_the_other, ("load_of_model", "load_at_scrape", "waiting_of_model", "output_tokens_of_model")),
+    _of_the_other("token_counts_of_model"),
 )
 
 

@@ -35,10 +35,7 @@ _OPENING = r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?)?"
 """YAML's sign of a block, and a shell's of a here-document."""
 _BREAK = rf"(?:[&!][\w.-]+[ \t]*(?=[|>\r\n]))?(?:{_OPENING}[ \t]*\\?(?:\r?\n[ \t]*){{1,3}}(?:-[ \t]+)?)?"
 """The end of a line within a value: of YAML's blocks, of a shell, of a list."""
-_SIGN = (
-    r":\s*(?:str|SecretStr|Optional\[\w+\])(?:\s*\|\s*None)?\s*=(?!=)|[=!]=(?=\s*[\"'])|[ \t]+(?:is|was|value)[:=]"
-    r"|={1,3}>|-+>|:=|<<<|\.{4,}:?|[=:>：＝→](?:\*\*)?"
-)
+_SIGN = "|".join(_DATA["signs"])
 _BEHIND = re.compile(
     rf"(?P<closed>\\*[\"'`]\]?|\*\*|(?:\[\]|\])(?=\s*[=:]))?(?:\s*(?P<sign>{_SIGN})[ \t]*{_BREAK}|\s*(?P<comma>,)\s*"
     rf"|(?P<space>[ \t]+(?:\\\r?\n[ \t]*)?|[ \t]*\r?\n[ \t]*(?:-[ \t]+)?))"
@@ -71,6 +68,7 @@ _IN_GROUP = re.compile(r"(?P<open>[\[({])|(?P<close>[\])}])|[^\[\](){}\"'`\\]+|.
 _FIELD = re.compile(r"(?P<indent>[ \t]*)(?:-[ \t]+)?[\"']?[\w.-]+[\"']?:(?:[ \t]+(?P<value>[^\r\n]+))?\r?(?:\n|\Z)")
 """A line of a block of YAML."""
 _BECOMES = re.compile(r"[ \t]+->[ \t]+(?=[\"'])")
+_REPR = re.compile(r"<\w[^<>\n]{0,300}>")
 _BARE = re.compile(r"(?:[^\s\"'`,;)\]}\\(\[{]|\\.|[\"'`,;)\]}](?![\s\"'`,;:.)\]}>\\]|\Z))+\\?", re.DOTALL)
 """A word without quotation marks; one of them, or a bracket, ends it if nothing of the word follows."""
 _WORD = re.compile(r"[^\s\"'`,;]+")
@@ -79,7 +77,7 @@ _BETWEEN = re.compile(r"(?:\s*,\s*|[ \t]+)(?![\"'`\\]{0,3}-|[\s&|;<>]|\Z)")
 """What separates two values of a flag; the next word is no flag, and no operator of a shell."""
 _OPENS = re.compile(
     r"(?P<name>-{0,2}[^\W\d][\w.-]*)[\\\"'`\]]*[ \t]*(?:=>|->|[:=：>])?[ \t]*(?:[&!][\w.-]+[ \t]*)?"
-    r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?|[\[({]|[\"'][^\"']{0,200}\Z)?[ \t,]*\\?\s*\Z"
+    r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?|[\[({]|[\"']{1,3}[^\"']{0,200}\Z)?[ \t,]*\\?\s*\Z"
 )
 """A name at the end of a line, whose value may stand in the next one."""
 _BEGINS = re.compile(r"\(\w[^()]{0,80} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[: ]")
@@ -87,13 +85,9 @@ _BEGINS = re.compile(r"\(\w[^()]{0,80} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITIC
 _LINE = re.compile(r"(?:(?!\\[rn])[^\r\n])*")
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|apikey|negotiate|ntlm|[&!][\w!/.:-]*)\Z")
 _NO_VALUE = re.compile(
-    rf"(?i)[\"'\s]*+(?:none|null|true|false|\*+|\[\s*\]|\(\s*\)|\{{\s*\}}|{HIDDEN})?[\"'\s,;.)\]}}]*+"
+    rf"(?i)[\"'\s]*+(?:none|null|true|false|%[sdr]|\*+|\[\s*\]|\(\s*\)|\{{\s*\}}|{HIDDEN})?[\"'\s,;.)\]}}]*+"
 )
-_PROSE = re.compile(
-    r"(?i)and|are|as|at|be|because|but|by|can|cannot|do|does|down|expects?|for|from|given|had|has|have|if|in|instead"
-    r"|is|its?|may|missing|must|needs?|no|nor|not|of|on|only|or|requires?|set|should|takes?|than|that|the|then|this|to"
-    r"|twice|unless|until|was|were|when|which|will|with|without"
-)
+_PROSE = re.compile(rf"(?i){'|'.join(_DATA['prose'])}")
 """Words that follow a flag in a sentence, and are no value."""
 _ENCODED = re.compile(
     r"(?i)(?:%2[267B]|%3[BF]|%7B|\b)(?P<name>[a-z_][\w.-]{1,100}?)(?:%2[27])?%3[AD](?:%20|\+)?(?:%2[27])?"
@@ -217,7 +211,7 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
         closes = _CELL_END.search(text, cell.end())
         yield cell.end(), closes.start() if closes else len(text)
         return
-    if dash and _CAPITALS.fullmatch(name["name"]):
+    if dash and (_CAPITALS.fullmatch(name["name"]) or not name["name"].isascii()):
         yield dash.end(), _end(text, dash.end())
         return
     behind = _BEHIND.match(text, name.end())
@@ -242,6 +236,8 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
             yield from _words(text, start, name["name"])
         elif _PHRASES.match(name["name"]) and _QUOTED.match(text, start):
             yield start, _end(text, start)
+    elif behind["space"] and closed.endswith("]") and _QUOTED.match(text, start):
+        yield start, _end(text, start)
 
 
 def _block(text: str, at: int) -> Iterator[tuple[int, int]]:
@@ -303,6 +299,8 @@ def _word_end(text: str, start: int) -> int:
     while quoted:
         at = quoted.end()
         quoted = _QUOTED.match(text, at)
+    if object_in := _REPR.match(text, at):
+        return object_in.end()
     while at < len(text):
         if text[at] in "[({":
             at = _group_end(text, at)

@@ -32,7 +32,6 @@ class Case:
     """An incident, the server and the load that bring it about; `steady` are the clients whose streams it harms.
 
     `changed` is what its relaunch line changes; `flag` a fix whose number is within `bounds`, by what fixed it before.
-    `settles` are the seconds of load after which it shows.
     """
 
     incident: str
@@ -43,7 +42,6 @@ class Case:
     changed: str
     flag: str
     bounds: tuple[float, float]
-    settles: float
 
     @property
     def streams(self) -> tuple[load.Clients, ...]:
@@ -53,11 +51,11 @@ class Case:
 
 CASCADE = Case(
     *("kv_eviction_cascade", "tiny", TINY, load.CASCADE, (0, 1)),
-    *("--num-gpu-blocks-override", "--max-num-active-seqs", (4, 9), 4.0),
+    *("--num-gpu-blocks-override", "--max-num-active-seqs", (4, 9)),
 )
 CONTENTION = Case(
     *("prefill_decode_contention", "small", SMALL, load.CONTENTION, (0,)),
-    *("--long-prefill-token-threshold", "--long-prefill-token-threshold", (256, 1024), 15.0),
+    *("--long-prefill-token-threshold", "--long-prefill-token-threshold", (256, 1024)),
 )
 
 

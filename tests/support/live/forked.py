@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("template.py")
-IMPORTS = 120.0
+IMPORTS = 600.0
 """Seconds in which the template must have imported vLLM."""
 _asked = threading.Lock()
 

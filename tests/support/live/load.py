@@ -7,11 +7,13 @@ import random
 import string
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from support.waiting import until
 
 UNLIMITED = 1000
 """Requests that a gateway without a limit lets through at a time."""
@@ -74,6 +76,7 @@ class Gateway:
 class Load:
     """Results of the clients so far, in seconds: `latencies` of whole requests; of streams, of each client group,
     the times to the `first` token, with the wait at the `gateway`, and the `gaps` between two tokens of one stream.
+    `answered` counts the requests of each client group.
     """
 
     gateway: Gateway
@@ -82,6 +85,11 @@ class Load:
     errors: list[str] = field(default_factory=list)
     first: dict[Clients, list[float]] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)
+    answered: Counter[Clients] = field(default_factory=Counter)
+
+    def wait_for(self, answers: int, clients: Clients) -> None:
+        """Until so many of these clients' requests were answered, however busy the machine is."""
+        until(lambda: self.answered[clients] >= answers)
 
 
 HEALTHY = (Clients(6, (30, 300), (20, 80), pause=0.3),)
@@ -139,6 +147,7 @@ def _client(port: int, group: Clients, load: Load, number: int) -> None:
             with load.gateway:
                 _request(port, group, load, chance, begun)
             load.latencies.append(time.monotonic() - begun)
+            load.answered[group] += 1
         except (OSError, http.client.HTTPException) as error:
             load.errors.append(repr(error))
             load.stop.wait(1)

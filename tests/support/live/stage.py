@@ -16,6 +16,8 @@ LETS_GO = 180.0
 """Seconds after a cure within which the last alert ends."""
 SETTLES = 15.0
 """Seconds of load after which a server is an ordinary busy one."""
+SETTLED = 6
+"""Answers after which the first steps, which compile kernels, are past."""
 FLAGS = ("--max-model-len", "2048", "--max-num-seqs", "32")
 
 
@@ -75,6 +77,8 @@ class Stage:
     @contextmanager
     def starting(self, flags: Sequence[str], **environment: str) -> Iterator[tuple[server.Server, OnCall]]:
         """A server from its first moment on, and who is on call for it."""
+        if self.in_haste:
+            environment = server.paced(self.folder / "plugin") | environment
         with (
             server.starting(self.folder, "tiny", flags, **environment) as vllm,
             on_call(self.folder, vllm, self.in_haste) as who,
@@ -94,8 +98,9 @@ class Stage:
     @contextmanager
     def busy(self, flags: Sequence[str] = FLAGS, **environment: str) -> Iterator[tuple[server.Server, OnCall]]:
         """Start a server and wait for some ordinary load, which continues."""
-        with self.serving(flags, **environment) as (vllm, who), load.running(vllm.port, *load.STEADY):
-            time.sleep(SETTLES)
+        with self.serving(flags, **environment) as (vllm, who), load.running(vllm.port, *load.STEADY) as clients:
+            clients.wait_for(SETTLED, *load.STEADY)
+            time.sleep(0 if self.in_haste else SETTLES)
             yield vllm, who
 
 

@@ -7,6 +7,7 @@ one server: `{"arguments": [...], "environment": {...}, "log": PATH}` is answere
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import runpy
@@ -14,6 +15,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +28,8 @@ def import_vllm() -> None:
     """Import what the three processes import; the other two are forked too, as vLLM does on GPUs."""
     for name in (MODULE, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.v1.executor.multiproc_executor"):
         __import__(name)
-    from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415 - only vLLM's environment has it
+    from vllm.distributed.device_communicators import shm_broadcast  # noqa: PLC0415 - only vLLM's environment has it
+    from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415
 
     check = CpuPlatform.check_and_update_config
 
@@ -35,6 +38,8 @@ def import_vllm() -> None:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = staticmethod(check_and_fork)
+    if not os.environ.get("DIAG_THOROUGH"):
+        shm_broadcast.sched_yield = functools.partial(time.sleep, 0.001)  # who waits for another process takes no core
     del sys.modules[MODULE]  # it is run as __main__
     import setproctitle  # noqa: PLC0415
 
@@ -57,6 +62,8 @@ def show(first: int, head: str, words: Sequence[str]) -> None:
 
 def serve(arguments: list[str], environment: dict[str, str], log: str) -> NoReturn:
     """Become the server, as `python -m vllm.entrypoints.openai.api_server` would."""
+    from vllm import logger  # noqa: PLC0415
+
     status = 1
     try:
         written = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -68,6 +75,7 @@ def serve(arguments: list[str], environment: dict[str, str], log: str) -> NoRetu
         os.environ.update(environment)
         sys.path[:0] = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
         sys.argv = [MODULE, *arguments]
+        logger._configure_vllm_root_logger()  # the level is of this environment
         runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:
