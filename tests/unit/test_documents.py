@@ -1,4 +1,4 @@
-"""What the schemas of the JSON documents say of values that they forbid."""
+"""Values that the schemas of the JSON documents forbid are null in a document, or left out."""
 
 import json
 
