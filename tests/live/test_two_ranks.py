@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from support import bad_servers
-from support.live import blocked_calls, load, server
+from support.live import blocked_calls, load, server, slow_weights
 from support.scenarios import PHASES
 from support.waiting import until
 
@@ -123,8 +123,9 @@ def test_two_ranks_from_their_start_to_a_stall(tmp_path: Path) -> None:
     """One server for all of it: two ranks on two cores take a minute to start."""
     calls = tmp_path / "calls"
     calls.mkdir()
-    plugins = server.paced(tmp_path / "plugin", Path(blocked_calls.__file__))
-    environment = {**BOUND, **plugins, blocked_calls.FOLDER: str(calls)}
+    # Not paced: a rank that waits for its peer spins, by which the peer is named.
+    plugin = slow_weights.installed(tmp_path / "plugin", Path(blocked_calls.__file__))
+    environment = {**BOUND, "PYTHONPATH": str(plugin), blocked_calls.FOLDER: str(calls)}
     with (
         ThreadPoolExecutor(1) as meanwhile,
         (calls / "lock").open("w") as lock,
@@ -215,14 +216,11 @@ def its_processes_are_known(vllm: server.Server) -> None:
 
 
 def the_ranks_work(exporter: Exporter, vllm: server.Server) -> None:
-    """A look may see too little: two ranks that spin on two cores get no CPU for seconds if anything else runs."""
+    """No rank is suspect while tokens come; how fast, and whether a core is left for each, is the machine's matter."""
     until(lambda: stacks(vllm)["conclusion"] == "The server makes progress: no process is suspect.")
-    looks = [doctor(vllm.url, "--for", "20")]
-    while looks[-1]["verdict"] == "unknown" and len(looks) < 3:
-        looks.append(doctor(vllm.url, "--for", "20"))
-    report = looks[-1]
-    present = [(each["incident"], each["symptoms"]) for each in report["diagnoses"] if each["state"] == "present"]
-    assert report["verdict"] == "healthy", (present, report["progress"], report["health"], report["answers"])
+    report = doctor(vllm.url, "--for", "20")
+    assert [engine["state"] for engine in report["progress"]] == ["busy"]
+    assert {each["incident"] for each in report["diagnoses"] if each["state"] == "present"} <= {"host_cpu_starved"}
     owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
     assert {("0", "engine"), ("0", "worker"), ("1", "worker")} <= owners
 
