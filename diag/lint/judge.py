@@ -282,7 +282,8 @@ def _run_together(first: Command, second: Command) -> bool:
     boxes = (first.container, second.container)
     if all(box and box.kind == "Compose service" and box.is_whole for box in boxes):
         return True
-    if first.place != second.place:  # functions of a script, which may run one after the other
+    ways = dict(first.path)  # the other branch of an if, or functions, which may run one after the other
+    if first.place != second.place or any(ways.get(block, way) != way for block, way in second.path):
         return False
     stays = first.is_background or {"-d", "--detach", "-itd", "-dit"} & {*first.words[: first.arguments]}
     return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)

@@ -17,10 +17,6 @@ _BILLIONS = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
 _QUANTIZED = re.compile(r"(?i)awq|gptq|fp8|fp4|int[48]|w[48]a|4bit|8bit|gguf|mxfp4|nf4")
 _SHORTEST_START = 60.0
 """Seconds: imports, weights, profiling and CUDA graphs take longer, also for models of a few billion parameters."""
-_SLOW_PATHS = {
-    "/v1/models": "the route answers as long as the API server lives, and asks no engine",
-    "/metrics": "the page is large, and is served also if the engine is dead",
-}
 _DISTRIBUTED = re.compile(r"\bray\b|multi-node|LeaderWorkerSet|RayCluster|RayService")
 _TOKEN = re.compile(rf"(?<![\w:])({OWN})?([a-z][a-z0-9_]*)" r"(?=\s*[{\[)]|\s*$)")
 
@@ -62,16 +58,6 @@ def probe_may_kill_the_start(target: LintTarget) -> Iterator[Match]:
     for name, seconds, shortest in _limits_of_the_start(target):
         if shortest <= seconds < 2 * shortest and name != "health check":
             yield Match(f"The {name} leaves {seconds:g} s for the start")
-
-
-@rule()
-def liveness_without_engine(target: LintTarget) -> Iterator[Match]:
-    pod = target.command.container
-    path = pod.liveness.path if pod and pod.liveness else ""
-    if path in _SLOW_PATHS:
-        yield Match(
-            f"The liveness probe reads {path}", f"Only /health fails when the engine is dead: {_SLOW_PATHS[path]}"
-        )
 
 
 @rule()
@@ -152,12 +138,13 @@ def gpu_limit_differs(target: LintTarget) -> Iterator[Match]:
     by = f" ({pod.gpus_by})" if pod.gpus_by and not pod.gpus_by.endswith("com/gpu") else ""
     who = f"{pod.kind} has" if pod.kind not in ("pod", "docker run", "Compose service") else "container has"
     message = f"The {who} {plural(pod.gpus, 'GPU')}{by}, and the server needs {needed}"
+    is_only = not target.shares_container and not other_program(target.command)
     if pod.gpus < needed:
         yield Match(message)
-    elif pod.is_pod and not target.shares_container and not other_program(target.command):
+    elif (pod.is_pod or (pod.devices and len(_devices(target)) > needed)) and is_only:
         yield Match(
             message,
-            "A server uses as many GPUs as it has ranks: the others stay idle, and no other pod gets them",
+            "A server uses as many GPUs as it has ranks: the others stay idle",
             "Lower the limit, or raise --tensor-parallel-size or --data-parallel-size",
             severity="warning",
         )

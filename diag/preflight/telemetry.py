@@ -122,7 +122,7 @@ def liveness_probe(facts: PreflightFacts) -> Iterator[Outcome]:
     pod = facts.command.container if facts.command else None
     if pod is None or not pod.is_pod:
         return
-    path = pod.liveness.path if pod.liveness else ""
+    path = pod.live_path
     if path == "/livez":
         yield passed("the liveness probe reads /livez")
     elif not pod.is_whole:

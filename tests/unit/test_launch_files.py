@@ -74,6 +74,16 @@ TABLE = {
         compose(service("--model m -tp 4", GPU % "count: 2")),
         [{"gpu_limit_differs": 2, "no_shared_memory": 1}],
     ),
+    "more GPUs than ranks": (
+        "c.yaml",
+        compose(service("--model m -tp 2", GPU % 'device_ids: ["0", "1", "2"]', "ipc: host")),
+        [{"gpu_limit_differs": 1}],
+    ),
+    "a part of the GPUs": (
+        "c.yaml",
+        compose(service("--model m", GPU % 'device_ids: ["0", "1"]', "environment: {CUDA_VISIBLE_DEVICES: '1'}")),
+        [{}],
+    ),
     "a health check gives up": (
         "c.yaml",
         compose(
@@ -120,6 +130,11 @@ TABLE = {
         '[[ -n $L ]] && ARGS+=(--enable-eplb)\nvllm serve m "${ARGS[@]}"',
         [{"balanced_experts_without_experts": 1}],
     ),
+    "servers of two branches": (
+        "s.sh",
+        'CMD="vllm serve m --port 8000"\nif [ "$1" = b ]; then\n  $CMD &\nelse\n  $CMD\nfi\n',
+        [{}, {}],
+    ),
     "cases": (
         "s.sh",
         "case $1 in\n  a) vllm serve m --port 1 ;;\n  b|c)\n    vllm serve n --swap-space 4\n    ;;\nesac\n",
@@ -140,6 +155,28 @@ TABLE = {
         'image = Image().uv_pip_install("vllm==0.16.0")\n@app.function(image=image, gpu="H100:2")\ndef serve():\n'
         '    cmd = ["vllm", "serve", "m", "--swap-space", "8", "-tp", "4"]\n',
         [{"gpu_limit_differs": 2, "no_effect": 1}],
+    ),
+    "a release by default": (
+        "s.sh",
+        'V="${V:-0.16.0}"\nuv pip install "vllm==${V}"\nvllm serve m --swap-space 4',
+        [{"no_effect": 1}],
+    ),
+    "a script and a unit in a script": (
+        "s.sh",
+        "pip install vllm==0.16.0\ncat <<EOF | tee run.sh\n#!/bin/sh\nvllm serve m \\\\\n  --swap-space 4\nEOF\n"
+        "cat >vllm.service <<'EOF'\n[Service]\nExecStart=/opt/bin/vllm serve n \\\n  --swap-space 4\nEOF\n",
+        [{"no_effect": 1}, {"no_effect": 1}],
+    ),
+    "a name of a function": (
+        "s.py",
+        'def f():\n    flag = "--swap-space"\n    subprocess.run(["vllm", "serve", "m", flag, "4"])\n',
+        [{"removed_flag": 1}],
+    ),
+    "an application of Ray in a ConfigMap": (
+        "r.yaml",
+        "kind: ConfigMap\ndata:\n  app.py: |\n    from ray.serve.llm import LLMConfig\n"
+        "    c = LLMConfig(model_loading_config=dict(model_id='m'), engine_kwargs=dict(swap_space=8))\n",
+        [{"removed_flag": 1}],
     ),
     "a build of its own": (
         "r.sh",

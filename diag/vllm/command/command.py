@@ -123,7 +123,8 @@ class Command(NamedTuple):
     runs in. `place` is its service, container or function, `line` that of its text (0: unknown), `branches` are the
     same server with the words of other branches of the script. `is_background` is True if the script goes on while it
     runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names.
-    `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word.
+    `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word; `path` has the
+    branches of the script around it, as a Statement's.
     """
 
     words: tuple[str, ...]
@@ -149,6 +150,7 @@ class Command(NamedTuple):
     pinned: str = ""
     beside: str = ""
     lost: str = ""
+    path: tuple[tuple[int, int], ...] = ()
 
     @property
     def by_module(self) -> bool:

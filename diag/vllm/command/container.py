@@ -78,8 +78,8 @@ class Container(NamedTuple):
         return self.checks.get("startup probe")
 
     @property
-    def liveness(self) -> ContainerProbe | None:
-        return self.checks.get("liveness probe")
+    def live_path(self) -> str:
+        return self.checks["liveness probe"].path if "liveness probe" in self.checks else ""
 
 
 def read_pod(

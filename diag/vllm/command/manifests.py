@@ -154,7 +154,7 @@ def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
 
 def _suffix(key: str, text: str) -> str | None:
     """Return the suffix of a file with a text of the YAML, "" for a script; None if it starts no vLLM."""
-    if "vllm" not in text:
+    if "vllm" not in text and "LLMConfig(" not in text:
         return None
     if key.endswith(".py") or _PYTHON.search(text):
         return ".py"

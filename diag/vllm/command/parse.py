@@ -278,7 +278,11 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     commands: list[Command] = []
     for document in here_documents(text)[:_MOST_DOCUMENTS]:  # kubectl apply -f - <<EOF
         with suppress(BadUsage):
-            commands += _commands(writings(document, "", version), version, None, text)
+            if document.lstrip().startswith("#!") or notation(document):  # cat >run.sh <<EOF
+                started = _parse_shell(document, version, None)
+                commands += [one._replace(writing=notation(document), pinned=_named(text)[0]) for one in started]
+            else:
+                commands += _commands(writings(document, "", version), version, None, text)
     if not commands:
         raise refused
     return tuple(commands)
@@ -369,7 +373,7 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
     for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:_MOST_DOCUMENTS]:
-        assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?v?(\d+\.\d+\.\d+)\b"
+        assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
@@ -425,6 +429,7 @@ def _parse_shell(
         first._replace(
             branches=tuple(others),
             line=steps[at].line,
+            path=steps[at].path,
             place=_function(lines, steps[at].line),
             is_background=steps[at].is_background,
             container=first.container or job,

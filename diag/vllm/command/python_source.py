@@ -131,8 +131,8 @@ class _Source:
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
             for name, value in pairs:
-                is_dict = isinstance(value, ast.Dict | ast.Call)
-                if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_dict):
+                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant)
+                if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
                     self._values[name.id] = value
         self._environment = {
             str(self._known(node.targets[0].slice, "")): str(self._known(node.value, "value"))

@@ -16,7 +16,7 @@ _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 _BLOCK = re.compile(
     r"[ \t]*(?:\{\{-?[ \t]*(?:[#/]|(?:if|end|with|range|define)\b|(?P<other>else\b)"
-    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}|\{%-?[ \t]*(?P<another>el)?[^\n]*%\})[ \t]*"
+    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}|\{%-?[ \t]*(?P<another>el)?[^\n]*%\}|\{#.*#\})[ \t]*"
 )
 """A line of a template engine that begins or ends a branch, or stands for lines of any number."""
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
@@ -163,7 +163,7 @@ def variable_name(text: str) -> str:
 
 
 def here_documents(text: str) -> list[str]:
-    """Return the here-documents of a script without their common indentation."""
+    """Return the here-documents of a script without their common indentation, each on the lines that it has there."""
     documents: list[str] = []
     _inline_documents(text, documents)
     return [textwrap.dedent(document) for document in documents]
@@ -183,9 +183,11 @@ def _inline_documents(text: str, others: list[str] | None = None) -> str:
         end = ends[later] if later < len(ends) else at
         shell = _SHELL.search(line) if end > at else None
         document = "\n".join(lines[at + 1 : end])
+        if opened and opened[0].endswith((f"<{opened[1]}", f"-{opened[1]}", f" {opened[1]}")):  # the shell fills it in
+            document = re.sub(r"\\([\\$`])", r"\1", document)
         script = shlex.quote(document)
         if others is not None and end > at and not shell:
-            others.append(document)
+            others.append("\n" * (at + 1) + document)
         kept.append(f"{'ssh HOST' if _FAR.search(line) else 'bash -c'} {script}" if shell else line)
         kept += [""] * (1 if shell else end - at)  # the lines keep their numbers
         at = end + 1
