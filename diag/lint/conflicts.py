@@ -108,7 +108,7 @@ def _conflict(id: str, holds: Callable[[LintTarget], object]) -> LintRule:
     for flag in known():
         in_general = in_general.replace("{" + flag[2:] + "}", f"the value of {flag}")
     releases = f", from vLLM {text.since} {f'until {text.until}' if text.until else 'on'}" if text.since else ""
-    finds = f"{text.title}{releases}. Values that the command does not give are not compared."
+    finds = text.finds or f"{text.title}{releases}. Values that the command does not give are not compared."
     return LintRule(**{**vars(text), "finds": finds, "fix": in_general}, check=check)
 
 
