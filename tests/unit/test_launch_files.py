@@ -167,6 +167,12 @@ TABLE = {
         "cat >vllm.service <<'EOF'\n[Service]\nExecStart=/opt/bin/vllm serve n \\\n  --swap-space 4\nEOF\n",
         [{"no_effect": 1}, {"no_effect": 1}],
     ),
+    "a unit on another host": (
+        "s.sh",
+        "ssh gpu 'bash -s' <<'END'\n  cat >v.service <<'EOF'\n[Service]\nExecStart=/bin/vllm serve n --swap-space 4\n"
+        "EOF\nEND\n",
+        [{"removed_flag": 1}],
+    ),
     "a name of a function": (
         "s.py",
         'def f():\n    flag = "--swap-space"\n    subprocess.run(["vllm", "serve", "m", flag, "4"])\n',

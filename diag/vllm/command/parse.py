@@ -25,7 +25,7 @@ from diag.vllm.command.command import (
 from diag.vllm.command.container import Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
-from diag.vllm.command.shell import Bare, Statement, default, here_documents, statements
+from diag.vllm.command.shell import MOST_DOCUMENTS, Bare, Statement, default, here_documents, statements
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
@@ -111,8 +111,6 @@ _ARGUMENTS = re.compile(r"\$\{?\w*(?:ARGS|OPTS|OPTIONS|FLAGS|args|opts)(?:_STR|_
 """A variable that holds arguments, and not the model, by its name."""
 _MOST_SERVERS = 100
 """Servers of one text that are counted."""
-_MOST_DOCUMENTS = 20
-"""Here-documents of one script that are looked at."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
@@ -276,7 +274,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     except BadUsage as error:
         refused = refused or error
     commands: list[Command] = []
-    for document in here_documents(text)[:_MOST_DOCUMENTS]:  # kubectl apply -f - <<EOF
+    for document in here_documents(text):  # kubectl apply -f - <<EOF
         with suppress(BadUsage):
             if document.lstrip().startswith("#!") or notation(document):  # cat >run.sh <<EOF
                 started = _parse_shell(document, version, None)
@@ -372,7 +370,7 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
-    for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:_MOST_DOCUMENTS]:
+    for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:MOST_DOCUMENTS]:
         assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)

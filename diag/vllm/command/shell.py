@@ -8,10 +8,13 @@ import shlex
 import textwrap
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from diag.core.errors import BadUsage
 
+MOST_DOCUMENTS = 20
+"""Here-documents of one script that are looked at."""
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 _BLOCK = re.compile(
@@ -165,7 +168,8 @@ def variable_name(text: str) -> str:
 def here_documents(text: str) -> list[str]:
     """Return the here-documents of a script without their common indentation, each on the lines that it has there."""
     documents: list[str] = []
-    _inline_documents(text, documents)
+    for outer in chain([text], documents):  # also those in others, such as a unit in ssh HOST <<EOF
+        _inline_documents(outer, documents)
     return [textwrap.dedent(document) for document in documents]
 
 
@@ -186,7 +190,7 @@ def _inline_documents(text: str, others: list[str] | None = None) -> str:
         if opened and opened[0].endswith((f"<{opened[1]}", f"-{opened[1]}", f" {opened[1]}")):  # the shell fills it in
             document = re.sub(r"\\([\\$`])", r"\1", document)
         script = shlex.quote(document)
-        if others is not None and end > at and not shell:
+        if others is not None and end > at and len(others) < MOST_DOCUMENTS:
             others.append("\n" * (at + 1) + document)
         kept.append(f"{'ssh HOST' if _FAR.search(line) else 'bash -c'} {script}" if shell else line)
         kept += [""] * (1 if shell else end - at)  # the lines keep their numbers
