@@ -243,13 +243,19 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
 
 
 def _once(lines: list[Line]) -> list[Line]:
-    """Return the lines without copies, if two collectors wrote each of them, or the whole was pasted more than once."""
+    """Return the lines without copies, if two collectors wrote each of them, or the whole was pasted more than once.
+
+    Lines of the access log have no time: many that are equal, one behind the other, are no copies.
+    """
     written = [line for line in lines if not _BLANK.fullmatch(line.text)]
-    texts, fewest = [line.text for line in written], 2 * FEWEST_HEADS
-    if len(texts) >= fewest and sum(map(str.__eq__, texts[::2], texts[1::2])) * 2 >= NEARLY_ALL * len(texts):
+    texts = [line.text for line in written]
+    differ = len(set(texts))
+    if len(texts) < 2 * FEWEST_HEADS or differ < FEWEST_HEADS:
+        return lines
+    if sum(map(str.__eq__, texts[::2], texts[1::2])) * 2 >= NEARLY_ALL * len(texts) and differ * 4 >= len(texts):
         return written[::2]
     copies = next((count for count in (3, 2) if texts == texts[: len(texts) // count] * count), 1)
-    return written[: len(written) // copies] if copies > 1 and len(texts) >= fewest else lines
+    return written[: len(written) // copies] if copies > 1 and differ * 2 * copies >= len(texts) else lines
 
 
 def _separated(lines: list[Line]) -> list[Line]:
