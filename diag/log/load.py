@@ -292,7 +292,7 @@ class LoadLines:
     def wait_for_a_rank(self, at: float) -> None:
         """Take a line that says so: waits for longer than a step may take are no chunk of a prompt."""
         self._ranks_wait_since = self._ranks_wait_since or at
-        if self._latest in self.engines and at - self._ranks_wait_since >= LONGEST_STEP:
+        if len(self.engines) == 1 and at - self._ranks_wait_since >= LONGEST_STEP:  # else it may be another engine's
             self.engines[self._latest].is_still, self.dumped_at = True, at
 
     def words(self, now: float) -> str:

@@ -144,7 +144,8 @@ class LineMeanings:
         is_at_work = line.process.lower().startswith("enginecore") or self._server.load.has_requests
         if pattern.name == SHM_BROADCAST_WAIT and self._server.run.serves and is_at_work:  # else it waits for a command
             self._server.run.rank_waits = quote(line.text.partition(". ")[0], MOST_TEXT)
-            self._server.load.wait_for_a_rank(at)
+            if origin is LineOrigin.VLLM:
+                self._server.load.wait_for_a_rank(at)
         aborts = bool(placed.event) and pattern.aborts and not self._server.run.was_stopped
         if aborts:
             self._server.run.abort = ErrorLine.of(line, at, pattern.name), self._server.served

@@ -12,6 +12,7 @@ from diag.report.spans import joined
 
 Derived = Mapping[str, Mapping[str, Callable[[Any], Any]]]
 Shape = Mapping[str, Any]
+_LEAST = ("minItems", "minLength", "minimum", "exclusiveMinimum")
 
 
 class Document:
@@ -19,7 +20,7 @@ class Document:
 
     A field has the attribute of its own name, or the one that "x-from" names: a path, with numbers for the parts of a
     tuple, and empty for the object itself. A value that the schema forbids, such as NaN or an empty text with a
-    minLength, becomes null; a field that is not required and must not be null is left out then.
+    minLength, becomes null; a field that must not be null is left out then, or keeps its value if it is required.
     """
 
     def __init__(self, name: str, derived: Derived) -> None:
@@ -73,8 +74,11 @@ class Document:
     def _object_maker(self, shape: Shape) -> Callable[[Any], dict[str, Any]]:
         fields = []
         for name, part in shape["properties"].items():
-            is_kept = name in shape.get("required", ()) or "null" in self._resolved(part).get("type", ())
-            fields.append((name, self._field(name, part), is_kept))
+            whole, is_required = self._resolved(part), name in shape.get("required", ())
+            may_be_null = "null" in whole.get("type", ())
+            if is_required and not may_be_null:  # an empty list is one, whatever the schema expects
+                whole = {key: value for key, value in whole.items() if key not in (*_LEAST, "$ref")}
+            fields.append((name, self._field(name, whole), is_required or may_be_null))
 
         def make(item: Any) -> dict[str, Any]:
             drawn = ((name, draw(item), is_kept) for name, draw, is_kept in fields)

@@ -216,11 +216,17 @@ def its_processes_are_known(vllm: server.Server) -> None:
 
 
 def the_ranks_work(exporter: Exporter, vllm: server.Server) -> None:
-    """No rank is suspect while tokens come; how fast, and whether a core is left for each, is the machine's matter."""
+    """Healthy, unless the machine has no core for each of them, which a look may tell instead; never more than that."""
     until(lambda: stacks(vllm)["conclusion"] == "The server makes progress: no process is suspect.")
-    report = doctor(vllm.url, "--for", "20")
-    assert [engine["state"] for engine in report["progress"]] == ["busy"]
-    assert {each["incident"] for each in report["diagnoses"] if each["state"] == "present"} <= {"host_cpu_starved"}
+
+    def works() -> bool:
+        report = doctor(vllm.url, "--for", "20")
+        present = {each["incident"] for each in report["diagnoses"] if each["state"] == "present"}
+        assert present <= {"host_cpu_starved"}
+        assert [engine["state"] for engine in report["progress"]] == ["busy"]
+        return bool(present) or report["verdict"] == "healthy"
+
+    until(works)
     owners = {labels[1:] for labels in values(exporter.page(8), "diag_vllm_process_cpu_seconds_total")}
     assert {("0", "engine"), ("0", "worker"), ("1", "worker")} <= owners
 
