@@ -296,6 +296,19 @@ def port_taken_twice(target: LintTarget) -> Iterator[Match]:
 
 
 @rule()
+def model_not_in_a_volume(target: LintTarget) -> Iterator[Match]:
+    container, command = target.command.container, target.command
+    path = command.model.rstrip("/")
+    # an operator of Kubernetes mounts its models there
+    is_known = path.startswith("/") and not path.startswith("/mnt/models") and not is_open(path)
+    if not container or not container.is_whole or not is_known or any(map(is_open, container.mounts)):
+        return
+    is_upstream = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai[\w.-]*(?:[:@].*)?", command.image)
+    if is_upstream and not any(PurePosixPath(path).is_relative_to(place) for place in container.mounts if place):
+        yield Match(f"No volume covers the model's folder {path}")
+
+
+@rule()
 def compile_cache_is_lost(target: LintTarget) -> Iterator[Match]:
     container, environment = target.command.container, target.command.environment
     compiles = target.since(V1) and not target.is_on("--enforce-eager")

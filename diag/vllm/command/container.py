@@ -48,8 +48,9 @@ class Container(NamedTuple):
     not answer, by its name. `grace` is terminationGracePeriodSeconds, `pre_stop` the sleep of the preStop hook.
     `is_pod` is True in Kubernetes; `is_whole` is False if a chart or an operator adds to what the text shows,
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
-    `is_served` is True for a pod of a Deployment with ports, `is_public` if a LoadBalancer leads to it
-    and the text shows no key.
+    `is_served` is True for a pod of a Deployment with ports or behind a Service, `is_public` if a LoadBalancer, a
+    NodePort or a port published beyond this host leads to it and the text shows no key; `discarded` are ports published
+    in vain, beside the host's network.
     `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
@@ -70,6 +71,7 @@ class Container(NamedTuple):
     nodes: int = 1
     is_served: bool = False
     is_public: bool = False
+    discarded: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     product: str = ""
 
@@ -114,6 +116,7 @@ def read_pod(
         gpus=int(gpus) if gpus is not None else None,
         gpus_by=by,
         memory=quantity(limits.get("memory")),
+        mounts=tuple(mounts),
         is_pod=True,
         is_whole=is_whole,
         is_alone=len(items(spec, "containers")) == 1 and not items(spec, "initContainers"),
@@ -166,7 +169,9 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     probe = _health(options)
     is_host = any(value == "host" for value in (*options.get("--network", ()), *options.get("--net", ())))
     # [[ip:]host:]container; a range or a variable is unknown
-    ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in options.get("--publish", ()) if not is_host]
+    listed = options.get("--publish", [])
+    ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in listed if not is_host]
+    is_local = all(re.match(r"127\.|localhost:|\[::1\]|\$\{?\w*(?:BIND|IP|HOST|ADDR)\w*[:}]", text) for text in listed)
     is_fragment = _OF_A_SERVICE.isdisjoint(options)
     return Container(
         kind=kind,
@@ -179,6 +184,8 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
         published=tuple(int(port) for port in ports if port.isdigit() and len(port) < 6 and int(port)),
         mounts=tuple(place for place in mounts if place.startswith("/")),
         is_whole=not is_open and "--volumes-from" not in options and "--user" not in options,
+        is_public=not is_local and not is_host and "--env-file" not in options,
+        discarded=tuple(listed) if is_host else (),
     )
 
 
@@ -243,10 +250,15 @@ def read_service(service: Mapping[str, Any], environment: Mapping[str, str]) -> 
         for text in _texts(service, key):
             words += [option, text]
     words += [word for item in items(service, "volumes") for word in ("--mount", f"target={item.get('target')}")]
-    words += [word for item in items(service, "ports") for word in ("--publish", str(item.get("target")))]
+    words += [
+        word
+        for item in items(service, "ports")
+        for word in ("--publish", ":".join(str(item[key]) for key in ("host_ip", "target") if key in item))
+    ]
     limit = inner(service, "deploy", "resources", "limits").get("memory", service.get("mem_limit"))
     words += ["--memory", str(limit)] if limit else []
     words += ["--user", str(service["user"])] if service.get("user") else []
+    words += ["--env-file", ""] if service.get("env_file") else []
     check = inner(service, "healthcheck")
     test = check.get("test")
     if test and not check.get("disable"):

@@ -93,16 +93,18 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
 
 
 def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
-    """Tell a pod whether it serves others, and whether a LoadBalancer of the same text leads to it."""
-    if not writing.container or not writing.container.is_whole or inner(part).get("kind") != "Deployment":
+    """Tell a pod whether it serves others, and whether a Service of the same text leads to it from elsewhere."""
+    kind = inner(part).get("kind")
+    if not writing.container or not writing.container.is_whole or kind not in ("Deployment", "StatefulSet", "Pod"):
         return writing
-    pod = inner(part, "spec", "template")
+    pod = part if kind == "Pod" else inner(part, "spec", "template")
     labels = inner(pod, "metadata", "labels").items()
     services = [inner(other, "spec") for other in parts if inner(other).get("kind") == "Service"]
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
     leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
-    is_public = any(one.get("type") == "LoadBalancer" for one in leading)
-    is_served = bool(leading) or any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
+    is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
+    has_ports = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
+    is_served = bool(leading) or (has_ports and kind != "Pod")
     has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
     is_public = bool(is_public and not annotated and not has_key)
     box = writing.container._replace(is_served=is_served, is_public=is_public)
