@@ -40,7 +40,7 @@ def pod(args: str, more: str = "", spec: str = "") -> str:
     return f"kind: Deployment\nspec: {{template: {{spec: {{containers: [{container}]{spec}}}}}}}\n"
 
 
-RUN = "docker run -p 8000:8000 --ipc=host --gpus"
+RUN = "docker run -p 127.0.0.1:8000:8000 --ipc=host --gpus"
 SHELL = "IS=1\nARGS=(--seed 1)\n"
 TABLE = {
     # a file: what it holds, and the rules of errors (2) and warnings (1) of each server
@@ -88,18 +88,46 @@ TABLE = {
         "c.yaml",
         compose(
             service(
-                "--model org/m-32B",
+                "--model m-32B",
                 GPU % "count: 1",
                 "healthcheck: {test: curl -f http://localhost:8000/health, start_period: 50s, interval: 10s}",
             )
         ),
         [{"probe_kills_the_start": 1}],
     ),
-    "no GPU is given": ("r.sh", "docker run -p 8000:8000 vllm/vllm-openai:v0.25.1 m", [{"gpu_limit_differs": 2}]),
+    "no GPU is given": (
+        "r.sh",
+        "docker run -p 8000:8000 vllm/vllm-openai:v0.25.1 m",
+        [{"gpu_limit_differs": 2, "public_without_a_key": 1}],
+    ),
+    "options with variables": (
+        "r.sh",
+        'docker run --gpus all --network host -p "$PORT:8000" -e HF_TOKEN=$HF_TOKEN --name $N vllm/vllm-openai:latest'
+        ' --model org/m --trust-remote-code --api-key $KEY\n',
+        [
+            {
+                **{"key_in_the_arguments": 1, "remote_code_of_any_revision": 1, "weights_are_downloaded_again": 1},
+                **{"published_beside_the_hosts_network": 1, "image_not_pinned": 1},
+            }
+        ],
+    ),
+    "a Pod behind a NodePort": (
+        "d.yaml",
+        f"kind: Pod\nmetadata: {{labels: {{a: b}}}}\nspec: {{containers: [{{{IMAGE}, args: [--model, /model]}}]}}\n---\n"
+        "kind: Service\nspec: {type: NodePort, selector: {a: b}}\n",
+        [{"no_readiness_probe": 1, "public_without_a_key": 1, "model_not_in_a_volume": 1}],
+    ),
+    "volumes and a port of a variable's address": (
+        "c.yaml",
+        compose(service("--model /model", "volumes: ['${DIR:-x}:/model:ro']", "ports: ['${BIND_IP}:8000:8000']"))
+        + service("--model org/m", "volumes: ['$HF:/root/.cache/huggingface']", "env_file: e", "ports: ['1:8000']")
+        .replace("    command", f"  embed:\n    {IMAGE}\n    command"),
+        [{"gpu_limit_differs": 1}] * 2,
+    ),
     "one device for four ranks": ("r.sh", f"{RUN} device=0 {IMAGE[7:]} m -tp 4", [{"gpu_limit_differs": 2}]),
     "no shared memory": (
         "r.sh",
-        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.25.1 m -tp 2",
+        "docker run --gpus all -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.25.1 m -tp 2",
         [{"no_shared_memory": 1}],
     ),
     "an unknown option": ("r.sh", f"{RUN} all $MORE vllm/vllm-openai:v0.25.1 m -tp 2 --port 9000", [{}]),
@@ -245,7 +273,7 @@ TABLE = {
     ),
     "a quadlet": (
         "v.container",
-        f"[Container]\nImage={IMAGE[7:]}\nExec=--model m \\\n  --swap-space 4\nPublishPort=80:9000\n"
+        f"[Container]\nImage={IMAGE[7:]}\nExec=--model m \\\n  --swap-space 4\nPublishPort=127.0.0.1:80:9000\n"
         "AddDevice=nvidia.com/gpu=all\n",
         [{"removed_flag": 2, "published_port_differs": 1}],
     ),
@@ -337,7 +365,13 @@ TABLE = {
     "words for a shell": (
         "p.yaml",
         pod("'--model=org/m', '--swap-space=4'", """, command: [bash, -c, 'vllm serve "$@"', --]"""),
-        [{"removed_flag": 2, "model_by_flag": 1}],
+        [{"removed_flag": 2, "model_by_flag": 1, "weights_are_downloaded_again": 1}],
+    ),
+    "a chart whose settings stand beside the model": (
+        "values.yaml",
+        "model: {repoId: org/m}\nimage: {repository: vllm/vllm-openai, tag: v0.25.1}\n"
+        "vllm: {task: '', servedModelName: m, maxModelLen: 16, extraArgs: [--swap-space, '4']}\n",
+        [{"removed_flag": 2}],
     ),
     "a benchmark": ("s.sh", "python3 -m vllm.entrypoints.cli.main bench serve --rate 1\nvllm serve m", [{}]),
     "an overlay of Compose": (
@@ -593,7 +627,7 @@ TABLE = {
     "a removed flag in short": (
         "s.sh",
         f"{RUN} all {IMAGE[7:]} --model m --disable-log-request\n"
-        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.9.0 --model m --disable-log-request\n",
+        "docker run --gpus all --ipc=host vllm/vllm-openai:v0.9.0 --model m --disable-log-request\n",
         [{"removed_flag": 2}, {}],
     ),
     "an InferenceService and its ServingRuntime are one server": (

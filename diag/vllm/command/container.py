@@ -156,7 +156,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
             option, joined, value = word[:2], "=", word[2:]
         if option.startswith("-"):
             options.setdefault(_LONG.get(option, option), []).append(value if joined else following)
-    is_open = any("$" in word for word in words)
+    is_open = any(_is_open_option(option, word) for option, word in zip(("", *words), words, strict=False))
     gpus, by, devices = _given_gpus(options, environment)
     mounts = [text.partition(":")[0] for text in options.get("--tmpfs", ())]
     for text in options.get("--volume", ()):  # without a colon it is an anonymous volume
@@ -181,12 +181,29 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
         gpus_by=by,
         devices=devices,
         memory=quantity(re.sub(r"([kmgt])b?$", r"\1i", options.get("--memory", [""])[-1].lower())),
-        published=tuple(int(port) for port in ports if port.isdigit() and len(port) < 6 and int(port)),
+        published=() if any("$" in port for port in ports) else tuple(filter(None, map(_port, ports))),
         mounts=tuple(place for place in mounts if place.startswith("/")),
         is_whole=not is_open and "--volumes-from" not in options and "--user" not in options,
-        is_public=not is_local and not is_host and "--env-file" not in options,
+        is_public=not (is_local or is_host or is_open or "--env-file" in options),
         discarded=tuple(listed) if is_host else (),
     )
+
+
+def _is_open_option(before: str, word: str) -> bool:
+    """Return True if a word may stand for options, or for a whole volume: no variable within the value of another."""
+    if "$" not in word and "`" not in word:
+        return False
+    is_value = before.startswith("-") and "=" not in before and before not in _SWITCHES
+    is_volume = before in ("-v", "--volume", "--mount") and ":" not in re.sub(r"\$\{[^}]*\}", "", word)
+    is_list = re.search(r"[@*]", word) or word.startswith(("-v$", "-v=$", "--volume=$", "--mount=$"))
+    return bool(is_volume or is_list or (word.startswith(("$", "`")) and not is_value))
+
+
+_SWITCHES = {"-d", "--detach", "--rm", "-i", "-t", "-it", "-ti", "-itd", "-dit", "--init", "--privileged"}
+
+
+def _port(text: str) -> int:
+    return int(text) if text.isdigit() and len(text) < 6 else 0
 
 
 _OF_A_SERVICE = {
@@ -222,14 +239,14 @@ def _given_gpus(
 
 def _health(options: Mapping[str, Sequence[str]]) -> ContainerProbe | None:
     command = " ".join(options.get("--health-cmd", ()))
-    if not command:
+    timing = [options.get(f"--health-{name}", [""])[-1] for name in ("start-period", "interval", "retries")]
+    if not command or any("$" in text for text in timing):
         return None
     url = _URL.search(command)
     start, interval = (
-        sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(options.get(name, [""])[-1]))
-        for name in ("--health-start-period", "--health-interval")
+        sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text)) for text in timing[:2]
     )
-    retries = _number(options.get("--health-retries", [""])[-1])
+    retries = _number(timing[2])
     port = int(url[1] or 0) if url else 0
     return ContainerProbe(url[2] if url else "", start, interval or _INTERVAL, retries or _RETRIES, port)
 

@@ -18,6 +18,8 @@ _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
+_MODEL_KEYS = ("name", "repoId", "repo", "id", "path")
+"""Keys under which the values of charts name the model."""
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
@@ -268,8 +270,9 @@ class _Reader(NamedTuple):
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
         if vllm_image != node.get("image") and not program and not words:
-            named = inner(node, "model")
-            node = {**node, **named, "model": named["name"]} if isinstance(named.get("name"), str) else node
+            named, settings = inner(node, "model"), inner(node, "vllm")
+            name_of = next((named[key] for key in _MODEL_KEYS if isinstance(named.get(key), str)), node.get("model"))
+            node = {**node, **named, "model": name_of, **{key: value for key, value in settings.items() if value != ""}}
             # the values of a chart whose templates are not known: keys called as flags are flags
             keys = {key: value for key, value in node.items() if isinstance(key, str) and flag(key) in known()}
             if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
