@@ -295,6 +295,28 @@ def port_taken_twice(target: LintTarget) -> Iterator[Match]:
             return
 
 
+_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME")
+
+
+@rule()
+def weights_are_downloaded_again(target: LintTarget) -> Iterator[Match]:
+    container, command, variables = target.command.container, target.command, target.command.environment
+    is_of_the_hub = re.fullmatch(r"(?!models?/)[\w.-]+/[\w.-]+", command.model)
+    if not container or not container.is_whole or not is_of_the_hub or variables.get("HF_HUB_OFFLINE", "0") != "0":
+        return
+    named = command.get("--download-dir") or next((variables[name] for name in _CACHES if name in variables), "")
+    cache = named if "HOME" not in variables or named != variables["HOME"] else f"{named}/.cache/huggingface"
+    place = PurePosixPath(cache or "/root/.cache/huggingface")
+    # variables that the text does not show may name any volume
+    is_hidden = "--env-file" in command.words[: command.arguments]
+    volumes = [PurePosixPath(volume) for volume in container.mounts if volume and volume != "/dev/shm"]
+    is_kept = any(place.is_relative_to(volume) or volume.is_relative_to(place) for volume in volumes)
+    if is_kept or is_open(cache) or any(map(is_open, container.mounts)) or (is_hidden and volumes):
+        return
+    if re.search(r"(?:^|/)vllm-openai", command.image) and not re.search(r"(?i)hugging|\bhf\b", str(volumes)):
+        yield Match(fix=f"Mount a volume at {place}")
+
+
 @rule()
 def model_not_in_a_volume(target: LintTarget) -> Iterator[Match]:
     container, command = target.command.container, target.command

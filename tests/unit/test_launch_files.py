@@ -113,7 +113,8 @@ TABLE = {
     ),
     "a Pod behind a NodePort": (
         "d.yaml",
-        f"kind: Pod\nmetadata: {{labels: {{a: b}}}}\nspec: {{containers: [{{{IMAGE}, args: [--model, /model]}}]}}\n---\n"
+        f"kind: Pod\nmetadata: {{labels: {{a: b}}}}\nspec: {{containers: [{{{IMAGE}, args: [--model, /model]}}]}}\n"
+        "---\n"
         "kind: Service\nspec: {type: NodePort, selector: {a: b}}\n",
         [{"no_readiness_probe": 1, "public_without_a_key": 1, "model_not_in_a_volume": 1}],
     ),

@@ -50,7 +50,7 @@ class Container(NamedTuple):
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
     `is_served` is True for a pod of a Deployment with ports or behind a Service, `is_public` if a LoadBalancer, a
     NodePort or a port published beyond this host leads to it and the text shows no key; `discarded` are ports published
-    in vain, beside the host's network.
+    in vain, beside the host's network, `baked` secrets that a Dockerfile leaves in its image.
     `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
@@ -72,6 +72,7 @@ class Container(NamedTuple):
     is_served: bool = False
     is_public: bool = False
     discarded: tuple[str, ...] = ()
+    baked: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     product: str = ""
 
@@ -191,7 +192,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
 
 def _is_open_option(before: str, word: str) -> bool:
     """Return True if a word may stand for options, or for a whole volume: no variable within the value of another."""
-    if "$" not in word and "`" not in word:
+    if ("$" not in word and "`" not in word) or re.search(r"\$\{?\w*(?i:image|img)", word):
         return False
     is_value = before.startswith("-") and "=" not in before and before not in _SWITCHES
     is_volume = before in ("-v", "--volume", "--mount") and ":" not in re.sub(r"\$\{[^}]*\}", "", word)
