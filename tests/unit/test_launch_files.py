@@ -118,6 +118,37 @@ TABLE = {
         "kind: Service\nspec: {type: NodePort, selector: {a: b}}\n",
         [{"no_readiness_probe": 1, "public_without_a_key": 1, "model_not_in_a_volume": 1}],
     ),
+    "a template's image": (
+        "c.yml.j2",
+        "services:\n{% for m in ms %}\n  vllm-{{ m.name | lower }}:\n    image: {{ vllm_image }}:{{ tag }}\n"
+        "    command: >\n      --model {{ m.path }}\n{% if x %}\n      --swap-space 4\n{% endif %}\n{% endfor %}\n",
+        [{"removed_flag": 1}],
+    ),
+    "a chart's image": (
+        "d.yaml",
+        pod("--model, /m, --swap-space, '4'").replace(IMAGE, 'image: "{{ .Values.image }}:{{ .Values.tag }}"'),
+        [{"removed_flag": 1}],
+    ),
+    "secrets of a build": (
+        "Dockerfile",
+        "FROM vllm/vllm-openai:v0.25.1 AS a\nARG HF_TOKEN\nFROM vllm/vllm-openai:v0.25.1\nENV OTHER_TOKEN= X=1\n"
+        'CMD ["--model", "/m", "--swap-space", "4"]\n',
+        [{"removed_flag": 2}],
+    ),
+    "caches by variables": (
+        "d.yaml",
+        pod("--model, org/m", ", env: [{name: HF_HOME, value: /data}], volumeMounts: [{mountPath: /data}]")
+        + "---\n"
+        + pod("--model, org/m", ", env: [{name: HF_HOME, value: /x}], volumeMounts: [{mountPath: /data}]")
+        + "---\n"
+        + pod("--model, meta-llama/m", ", envFrom: [{secretRef: {name: s}}], volumeMounts: [{mountPath: /data}]"),
+        [{}, {"weights_are_downloaded_again": 1}, {}],
+    ),
+    "a range of releases": (
+        "m.py",
+        "pip_install('vllm>=0.16,<0.17')\nsubprocess.run(['vllm', 'serve', 'm', '--swap-space', '4'])\n",
+        [{"no_effect": 1}],
+    ),
     "volumes and a port of a variable's address": (
         "c.yaml",
         compose(service("--model /model", "volumes: ['${DIR:-x}:/model:ro']", "ports: ['${BIND_IP}:8000:8000']"))

@@ -269,6 +269,7 @@ class _Reader(NamedTuple):
         program, *words = split(node.get("command" if is_pod else "entrypoint")) or [""]
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
+        called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
         if vllm_image != node.get("image") and not program and not words:
             named, settings = inner(node, "model"), inner(node, "vllm")
             name_of = next((named[key] for key in _MODEL_KEYS if isinstance(named.get(key), str)), node.get("model"))
@@ -292,7 +293,7 @@ class _Reader(NamedTuple):
             return  # what this image starts is unknown
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
             return  # the operator says it, or Python is the image's entry point
-        elif "vllm" in (vllm_image or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
+        elif "vllm" in called_by.lower() or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
             words = _referenced(words, environment)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
