@@ -180,8 +180,8 @@ def _port(target: LintTarget) -> int:
     """Return the port on which the server listens; 0 if the text does not show it."""
     command = target.command
     port = command.get("--port")
-    if other_program(command) == "Dynamo":
-        return 0  # its frontend listens
+    if other_program(command) == "Dynamo" or (port is None and target.build and command.entry is not None):
+        return 0  # its frontend listens, or the entry point of another image gives a port
     if (port is None and not target.lacks("--port")) or command.get("--uds") is not None:
         return 0
     return int(number(port) or 0) if port is not None else _PORT

@@ -50,7 +50,8 @@ class Container(NamedTuple):
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
     `is_served` is True for a pod of a Deployment with ports or behind a Service, `is_public` if a LoadBalancer, a
     NodePort or a port published beyond this host leads to it and the text shows no key; `discarded` are ports published
-    in vain, beside the host's network, `baked` secrets that a Dockerfile leaves in its image.
+    in vain, beside the host's network, `baked` secrets that a Dockerfile leaves in its image, `build`
+    names the image of a script that is written beside it.
     `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
@@ -73,6 +74,7 @@ class Container(NamedTuple):
     is_public: bool = False
     discarded: tuple[str, ...] = ()
     baked: tuple[str, ...] = ()
+    build: str = ""
     metrics: tuple[str, ...] = ()
     product: str = ""
 

@@ -20,6 +20,7 @@ WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
 _MODEL_KEYS = ("name", "repoId", "repo", "id", "path")
 """Keys under which the values of charts name the model."""
+_KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Job|List|container of Helm values)\b")
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
@@ -144,15 +145,16 @@ def _listed(value: Any) -> list[Any]:
 
 def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
     """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
-    nodes: list[tuple[str, Any]] = [("", part) for part in parts]
+    nodes: list[tuple[str, Any, str]] = [("", part, "") for part in parts]
     while nodes:
-        key, node = nodes.pop(0)
+        key, node, image = nodes.pop(0)
         if isinstance(node, dict):
-            nodes += [(str(name), child) for name, child in node.items()]
+            named = next((node[name] for name in ("image", "container") if isinstance(node.get(name), str)), image)
+            nodes += [(str(name), child, named) for name, child in node.items()]
         elif isinstance(node, list):
-            nodes += [(key, child) for child in node]
+            nodes += [(key, child, image) for child in node]
         elif isinstance(node, str) and (suffix := _suffix(key, node)) is not None:
-            around = None if suffix else Container("script", shared_memory=None, is_whole=False)
+            around = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
             yield Writing(SCRIPT, node, around, place=key, suffix=suffix)
 
 
@@ -291,6 +293,8 @@ class _Reader(NamedTuple):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             return  # what this image starts is unknown
+        elif not (program or words) and is_pod and not _KINDS.search(name):
+            return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
             return  # the operator says it, or Python is the image's entry point
         elif "vllm" in called_by.lower() or _SERVES.search(" ".join([program, *words])):
