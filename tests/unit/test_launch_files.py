@@ -118,6 +118,16 @@ TABLE = {
         "kind: Service\nspec: {type: NodePort, selector: {a: b}}\n",
         [{"no_readiness_probe": 1, "public_without_a_key": 1, "model_not_in_a_volume": 1}],
     ),
+    "a recipe with a build of its own": (
+        "r.yaml",
+        "container: vllm-node-mxfp4\ncommand: |\n  vllm serve m \\\n    --mxfp4-backend X --swap-space 4\n",
+        [{"unknown_flag": 1, "removed_flag": 1}],
+    ),
+    "another image's port": (
+        "r.sh",
+        "docker run -d -p 127.0.0.1:80:8080 --gpus all r.io/vllm:1 --model=m --swap-space 4\n",
+        [{"removed_flag": 1}],
+    ),
     "a template's image": (
         "c.yml.j2",
         "services:\n{% for m in ms %}\n  vllm-{{ m.name | lower }}:\n    image: {{ vllm_image }}:{{ tag }}\n"
