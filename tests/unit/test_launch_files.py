@@ -123,6 +123,18 @@ TABLE = {
         "container: vllm-node-mxfp4\ncommand: |\n  vllm serve m \\\n    --mxfp4-backend X --swap-space 4\n",
         [{"unknown_flag": 1, "removed_flag": 1}],
     ),
+    "a health check by the host's address": (
+        "c.yaml",
+        compose(
+            service(
+                "--model m --swap-space 4",
+                "ports: ['127.0.0.1:8086:8000']",
+                "healthcheck: {test: 'curl http://${host_ip}:8086/health', start_period: 10m}",
+                GPU % "count: 1",
+            )
+        ),
+        [{"removed_flag": 2}],
+    ),
     "another image's port": (
         "r.sh",
         "docker run -d -p 127.0.0.1:80:8080 --gpus all r.io/vllm:1 --model=m --swap-space 4\n",

@@ -250,7 +250,8 @@ def _health(options: Mapping[str, Sequence[str]]) -> ContainerProbe | None:
         sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text)) for text in timing[:2]
     )
     retries = _number(timing[2])
-    port = int(url[1] or 0) if url else 0
+    # by the address of the host a check reaches the published port
+    port = int(url[1] or 0) if url and re.match(r"https?://(?:localhost|127\.|0\.0\.0\.0)", url[0]) else 0
     return ContainerProbe(url[2] if url else "", start, interval or _INTERVAL, retries or _RETRIES, port)
 
 
