@@ -171,6 +171,13 @@ def article(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIOULaeiou' and not name.startswith('Lead') else 'a'} {name}"
 
 
+def _with_settings(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the keys of a chart's `model` and `vllm` beside each other, the model by its name."""
+    named, settings = inner(node, "model"), inner(node, "vllm")
+    name = next((named[key] for key in _MODEL_KEYS if isinstance(named.get(key), str)), node.get("model"))
+    return {**node, **named, "model": name, **{key: value for key, value in settings.items() if value != ""}}
+
+
 class _Reader(NamedTuple):
     """`image` is that of the chart around containers which name none."""
 
@@ -273,9 +280,7 @@ class _Reader(NamedTuple):
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
         if vllm_image != node.get("image") and not program and not words:
-            named, settings = inner(node, "model"), inner(node, "vllm")
-            name_of = next((named[key] for key in _MODEL_KEYS if isinstance(named.get(key), str)), node.get("model"))
-            node = {**node, **named, "model": name_of, **{key: value for key, value in settings.items() if value != ""}}
+            node = _with_settings(node)
             # the values of a chart whose templates are not known: keys called as flags are flags
             keys = {key: value for key, value in node.items() if isinstance(key, str) and flag(key) in known()}
             if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
