@@ -577,7 +577,7 @@ TABLE = {
     ),
     "the model may be in the file of the container": (
         "values.yaml",
-        "image: {repository: a/vllm-x, tag: latest}\n"
+        "image: {repository: a/vllm-x, tag: '1'}\n"
         "command: [bash, -c, 'python patch.py && exec vllm serve --config /etc/c.yaml']\n",
         [{}],
     ),
