@@ -53,9 +53,9 @@ SIGNS_OF_HARM = {
 }
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
-"""Refused answers in the window, and answers before it, below which a client's habit may look like a change."""
+"""Refused or failed answers in the window, and answers before it, below which a habit may look like a change."""
 SURGE, MANY_REFUSED = 10, 0.2
-"""A wave of client errors: their share, and how many times the share before."""
+"""A wave of errors: how many times the share before; the share of client errors."""
 LONG_ROW, ROWS_BEFORE = 30, 3
 """Requests refused one after the other in the log, and how often as long as any such row before, whatever the time."""
 LOGGED = "diag_vllm_log_answers_total"
