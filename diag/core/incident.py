@@ -381,7 +381,7 @@ class Incident(NamedTuple):
 
     @property
     def rising(self) -> "tuple[Incident, ...]":
-        """The incident as `sudden` tells it, if it has one: at the lowest burn rate, without the hours of its window."""
+        """The incident as `sudden` tells it, if it has one: at the lowest burn rate, without hours of it."""
         if not (self.sudden and self.burns):
             return ()
         slow = self.over(self.burns[-1])
