@@ -21,6 +21,7 @@ A request that is no POST is a probe, a scanner or a browser, and does not count
 from diag.core import log_events as events
 from diag.core.incident import Condition, judged
 from diag.knowledge.signals.expressions import declared
+from diag.knowledge.signals.load import SLOW_BURN
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
