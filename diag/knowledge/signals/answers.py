@@ -34,6 +34,8 @@ FAILED_AT_RAY, ANSWERED_BY_RAY = (
 )
 FEWEST_ANSWERS, FEWEST_FAILED = 10, 5
 """A share of fewer answers may be chance; fewer errors may be one request that its client has sent again."""
+BURN_OF_A_SIGN = SLOW_BURN.factor / 2
+"""Burn rate of one scrape that shows failing answers: half of what is told, as half of a symptom ends its alert."""
 FEATURES = {
     "structured output": f"{events.GRAMMAR_FAILED}|{events.GRAMMAR_REJECTED}",
     "images, audio or video": events.MULTIMODAL_CACHE_MISS,
