@@ -121,7 +121,7 @@ CONTRADICTED = (
     (PARTS[0], UNANSWERED.above(0, judged("one sample of it is one too many")), "an answer from /health"),
     (
         PARTS[1],
-        signals.error_burn_rate.above(signals.SLOW_BURN.factor, signals.SPENDS_BUDGET_FAST),
+        signals.error_burn_rate.above(signals.SLOW_BURN.factor, judged("a month's error budget lasts five days")),
         "success: errors (HTTP 5xx) burn the error budget {value} times too fast",
     ),
 )
