@@ -62,7 +62,7 @@ def _message(text: str) -> Markup:
 
 
 def _markdown(result: LintResult) -> str:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (finding.severity, place(report) or report.model, finding.message, finding.fix, finding.rule)
         for report in result.launches
         for finding in report.findings

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -16,7 +16,7 @@ from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.onset import onset
 from diag.diagnosis.vitals import Vitals
-from diag.report.templates import environment, pixels
+from diag.report.templates import pixels, shape
 
 Point = tuple[float, float]
 """A time in unix seconds and a value."""
@@ -31,8 +31,6 @@ ROOM, LEAST_ROOM = 3, 900
 """The time that a plot shows before and after an incident: a multiple of its length, at least so many seconds."""
 LINE = 13
 """The height of a line of text."""
-shapes: Any = environment().get_template("shapes.svg.j2").module
-"""The macros of shapes.svg.j2, which return markup."""
 
 
 @dataclass(frozen=True)
@@ -129,43 +127,47 @@ def plot(reading: Reading, diagnosis: Diagnosis, axis: Axis) -> Markup:
     healthy = [(scale.box.top, top), (bottom, base)]
     restarts = axis.restarts.get(instance_name(diagnosis.subject), ())
     parts = [
-        shapes.rect("holds", scale.box.left, top, scale.right, bottom),
-        *(shapes.rect("fine", scale.box.left, above, scale.right, below) for above, below in healthy if below > above),
+        shape("rect", "holds", scale.box.left, top, scale.right, bottom),
+        *(
+            shape("rect", "fine", scale.box.left, above, scale.right, below)
+            for above, below in healthy
+            if below > above
+        ),
         *_axes(points, reading.condition.signal.unit, scale),
         *(_span(episode, scale, base - 2, base + 2) for episode in diagnosis.one_by_one),
-        *(shapes.vertical(scale.x(unix), scale, "restart") for unix in restarts if axis.start <= unix <= axis.end),
-        shapes.horizontal(threshold, scale, "limit"),
-        shapes.text(reading.threshold, scale.right + 6, threshold + 4, "limit"),
+        *(shape("vertical", scale.x(unix), scale, "restart") for unix in restarts if axis.start <= unix <= axis.end),
+        shape("horizontal", threshold, scale, "limit"),
+        shape("text", reading.threshold, scale.right + 6, threshold + 4, "limit"),
         _line(points, scale),
     ]
     if len(points) <= FEW_SCRAPES:
         dots = [(unix, value) for unix, value in points if value is not None]
-        parts += [shapes.circle("scrape", scale.x(unix), scale.y(value), 1.8) for unix, value in dots]
+        parts += [shape("circle", "scrape", scale.x(unix), scale.y(value), 1.8) for unix, value in dots]
     began = onset(reading, diagnosis)
     if began is not None:
         x, start = scale.x(max(began, scale.start)), _time_format(scale)(began)
         crossed = "this signal crossed at" if began > diagnosis.instants[0] else "this signal crossed before"
         anchor = "start" if x < PLOT.width / 3 else "end" if x > PLOT.width * 2 / 3 else "middle"
-        parts.append(shapes.vertical(x, scale, "onset"))
-        parts.append(shapes.text(f"{crossed} {start}", x, scale.box.top - 8, f"onset {anchor}"))
+        parts.append(shape("vertical", x, scale, "onset"))
+        parts.append(shape("text", f"{crossed} {start}", x, scale.box.top - 8, f"onset {anchor}"))
     if reading.value is not None and diagnosis.until is not None:
-        parts.append(shapes.circle("reported", scale.x(diagnosis.until), scale.y(reading.value), 3.5))
+        parts.append(shape("circle", "reported", scale.x(diagnosis.until), scale.y(reading.value), 3.5))
     name = f"{reading.condition.signal.name}, {reading.threshold}, over time"
-    return shapes.whole(PLOT, "plot", parts, name)
+    return shape("whole", PLOT, "plot", parts, name)
 
 
 def spark(instants: Sequence[float], history: Sequence[float | None], limit: float | None = None) -> Markup:
     """Plot a history alone, small enough for a row of a table: with its threshold, or from zero on."""
     points = list(zip(instants, history, strict=True))
     scale = _scale(SPARK, points, limit or 0.0)
-    threshold = [] if limit is None else [shapes.horizontal(scale.y(limit), scale, "limit")]
-    return shapes.whole(SPARK, "spark", [*threshold, _line(points, scale)])
+    threshold = [] if limit is None else [shape("horizontal", scale.y(limit), scale, "limit")]
+    return shape("whole", SPARK, "spark", [*threshold, _line(points, scale)])
 
 
 def bar(diagnosis: Diagnosis, start: float, end: float) -> Markup:
     """Mark the time in which an incident was present within the observed span."""
     scale = Scale(BAR, start, end)
-    return shapes.whole(BAR, "bar", [shapes.track(BAR), _span(diagnosis, scale, 0, BAR.height)])
+    return shape("whole", BAR, "bar", [shape("track", BAR), _span(diagnosis, scale, 0, BAR.height)])
 
 
 def thin(points: Points, scale: Scale) -> list[list[Point]]:
@@ -199,28 +201,30 @@ def _scale(box: Box, points: Points, limit: float, axis: Axis | None = None) -> 
 def _axes(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
     """Label the first and the last instant in full, round times where there is room, the least and greatest value."""
     base = scale.box.height - 8
-    yield shapes.horizontal(scale.bottom, scale, "axis")
+    yield shape("horizontal", scale.bottom, scale, "axis")
     if scale.start == scale.end:
-        yield shapes.text(moment(scale.start), scale.x(scale.start), base, "middle")
+        yield shape("text", moment(scale.start), scale.x(scale.start), base, "middle")
     else:
         start = datetime.datetime.fromtimestamp(scale.start, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        yield shapes.text(start, scale.box.left, base, "start")
-        yield shapes.text(_time_format(scale)(scale.end), scale.right, base, "end")
+        yield shape("text", start, scale.box.left, base, "start")
+        yield shape("text", _time_format(scale)(scale.end), scale.right, base, "end")
         step = next((step for step in STEPS if scale.end - scale.start <= step * MARKS), STEPS[-1])
         form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%m-%d"
         last_label = 80 if _time_format(scale) is clock else 140
         for unix in range(math.ceil(scale.start / step) * step, math.ceil(scale.end), step):
             x = scale.x(unix)
-            yield shapes.vertical(x, scale, "grid")
+            yield shape("vertical", x, scale, "grid")
             if scale.box.left + 146 < x < scale.right - last_label - 24:
-                yield shapes.text(datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime(form), x, base, "middle")
+                yield shape(
+                    "text", datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime(form), x, base, "middle"
+                )
 
     known = [value for _, value in points if value is not None]
     if known:
         most, left = scale.y(max(known)) + 4, scale.box.left - 6
-        yield shapes.text(quantity(max(known), unit), left, most, "end")
+        yield shape("text", quantity(max(known), unit), left, most, "end")
         if min(known) < max(known):  # one below the other if the values are too close
-            yield shapes.text(quantity(min(known), unit), left, max(scale.y(min(known)) + 4, most + LINE), "end")
+            yield shape("text", quantity(min(known), unit), left, max(scale.y(min(known)) + 4, most + LINE), "end")
 
 
 def _time_format(scale: Scale) -> TimeFormat:
@@ -235,7 +239,7 @@ def _line(points: Points, scale: Scale) -> Markup:
     for stroke in thin(points, scale):
         pairs = " ".join(f"{pixels(scale.x(unix))} {pixels(scale.y(value))}" for unix, value in stroke)
         path += f"M{pairs}" if len(stroke) > 1 else f"M{pairs}h0"
-    return shapes.path("line", path)
+    return shape("path", "line", path)
 
 
 def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> Markup:
@@ -243,4 +247,4 @@ def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> Mark
     left = scale.x(scale.start if diagnosis.since is None else diagnosis.since)
     right = scale.x(scale.end if diagnosis.until is None else diagnosis.until)
     left = min(left, right - 3)
-    return shapes.rect("present", max(left, scale.box.left), top, right, bottom)
+    return shape("rect", "present", max(left, scale.box.left), top, right, bottom)

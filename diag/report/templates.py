@@ -19,9 +19,20 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    loaded.filters |= {"pasted": lambda command: Markup("{}").format(pasted(command)), "pixels": pixels}
+    loaded.filters["pasted"] = lambda command: Markup("{}").format(pasted(command))
+    loaded.filters["pixels"] = pixels
     loaded.globals["spans"] = spans
     return loaded
+
+
+def shape(name: str, *values: object) -> Markup:
+    """Draw a shape of a plot, a macro of shapes.svg.j2."""
+    return Markup(getattr(_shapes(), name)(*values))
+
+
+@cache
+def _shapes() -> object:
+    return environment().get_template("shapes.svg.j2").module
 
 
 def pixels(length: float) -> str:
