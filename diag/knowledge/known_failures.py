@@ -68,7 +68,7 @@ _SAYS_NOTHING = re.compile(
     r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See stack"
 )
 _SENTENCE = re.compile(
-    r"(?:(?:Value error|Assertion failed), |^(?:[\w.]{1,120}: )?)(?P<said>(?!\d+ validation error)[^\s(][^\n]*?)"
+    r"(?:(?:Value error|Assertion failed), |^(?:[\w.]{1,120}: )?)(?P<said>(?!\d+ validation error|\w+ \()[^\s(][^\n]*?)"
     r"(?=\s*\[type=|[.;:,]?\s*(?:\n|$)|[.;] [A-Z])"
 )
 FEWEST_WORDS = 4
