@@ -48,10 +48,8 @@ _CELL, _TO_CELL = re.compile(r"(?:[|│┃]|(?<![^\n]))[ \t]*`?\Z"), re.compile(
 _CELL_END = re.compile(r"[ \t]*[|│┃]|$", re.MULTILINE)
 """A row of a Markdown table."""
 _SIBLING = re.compile(
-    r"(?i)(?:(?:(?<![\w.])|(?<=\]\.))"
-    r"(?:name|(?:parameter_?)?key|k|header|field|var(?:iable)?|label|id|param(?:eter)?|option"
-    r"|(?:kind|type)(?=\W{1,8}(?:pass|secret|token|api|auth)))"
-    r"(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
+    r"(?i)(?:(?:(?<![\w.])|(?<=\]\.))(?:name|(?:parameter_?)?key|k|header|field|var(?:iable)?|label|id|param(?:eter)?|option"
+    r"|(?:kind|type)(?=\W{1,8}(?:pass|secret|token|api|auth)))(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
     r"|\b(?:variable|resource|output)[ \t]+\"|^[ \t]*(?=[\w.-]+:?[ \t]*\r?$))"
     r"(?:/(?:[\w.-]{1,60}/){0,5})?(?P<name>[^\W\d][\w.-]{0,100})",
     re.MULTILINE,
@@ -189,9 +187,8 @@ def _without_values(text: str) -> str:
             past = end if last_line < 0 else start + last_line
             if end > done and not _NO_VALUE.fullmatch(PLACEHOLDER.sub("", value)):
                 quoted = _QUOTED.match(value)
-                mark = (
-                    quoted["quote"] if quoted and quoted.end() == len(value) else ""
-                )  # it stays around the hidden value
+                # the marks of a whole quotation stay around the hidden value
+                mark = quoted["quote"] if quoted and quoted.end() == len(value) else ""
                 parts += [text[done:start], mark, HIDDEN, mark] if start >= done else []
                 done = end
     return "".join((*parts, text[done:]))
@@ -374,8 +371,7 @@ def _without_random(text: str) -> str:
 
 def _is_user_and_password(word: str) -> bool:
     with suppress(ValueError):
-        unpacked = a2b_hex(word) if _HASH.fullmatch(word) else a2b_base64(word, strict_mode=True)
-        return bool(_LOGIN.fullmatch(unpacked))
+        return bool(_LOGIN.fullmatch(a2b_hex(word) if _HASH.fullmatch(word) else a2b_base64(word, strict_mode=True)))
     return False
 
 
