@@ -86,7 +86,6 @@ def test_a_nan_on_the_page_is_no_hole() -> None:
 
 
 def test_a_series_beyond_the_limit_is_parsed_once_and_noted_at_each_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether its value stays, changes or is none, in whatever scrape."""
     parsed: list[bytes] = []
     sample = scrapes.sample
     monkeypatch.setattr(scrapes, "sample", lambda line: parsed.append(line) or sample(line))
