@@ -58,6 +58,11 @@ HuggingFaceTB/SmolLM3-3B 3.08
 allenai/OLMo-2-0325-32B-Instruct 32.23
 nvidia/NVIDIA-Nemotron-Nano-9B-v2-FP8 8.89
 google/gemma-4-E2B-it-qat-w4a16-ct 5.1
+XiaomiMiMo/MiMo-V2.5-Pro 1023.2
+poolside/Laguna-M.1-FP8 225.8
+meta-llama/Llama-Guard-4-12B 12.0
+LiquidAI/LFM2.5-230M 0.23
+deepseek-v3.1:671b 671.03
 zai-org/GLM-4.5V-FP8 107.71
 LiquidAI/LFM2-8B-A1B 8.34
 arcee-ai/Trinity-Mini 26.12
@@ -152,6 +157,9 @@ def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: 
         ("NousResearch/Hermes-4-70B-FP8", "meta-llama/Meta-Llama-3.1-70B"),
         ("Tongyi-Zhiwen/QwenLong-L1-32B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"),
         ("XGenerationLab/XiYanSQL-QwenCoder-7B-2502", "Qwen/Qwen2.5-Coder-7B-Instruct"),
+        ("someone/Llama-Legal-3.1-8B-v2", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("qwen3-next:80b", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
+        ("kimi-k2:1t", "moonshotai/Kimi-K2-Instruct"),
         ("Skywork/Skywork-Reward-V9-Llama-3.1-8B", ""),
         ("someone/Qwen3-8B-EAGLE3", ""),
         ("someone/Mistral-2x7B", ""),

@@ -38,7 +38,7 @@ class NamedShape(NamedTuple):
         """Return the sentence about the origin of the facts."""
         added = f"; its weights are taken for {self.format}, as the name says" if self.format else ""
         added += "; attention and shared experts may be in 16 bits, as in some checkpoints" if self.loose else ""
-        taken = f"; the name is taken for it ({self.tune})" if self.tune else ""
+        taken = f"; the name is taken for it ({self.tune}): give --config to be sure" if self.tune else ""
         return f"no config.json is here: the shape is that of {self.repository} (source: {self.source}){taken}{added}"
 
 
@@ -168,12 +168,14 @@ def _sizes(words: Iterable[str]) -> set[str]:
 def _families() -> Mapping[tuple[str, ...], str]:
     """Return the rows whose words name a family and a size, by these words."""
     rows = {tuple(_words(name)): name for name in reversed(repositories())}
-    return {words: name for words, name in rows.items() if words and words[0].isalpha() and _sizes(words)}
+    whole = {words: name for words, name in rows.items() if words and words[0].isalpha() and _sizes(words)}
+    brief = {words[:-2]: name for words, name in whole.items() if words[-2:-1] == ("a",)}  # providers leave out A3B
+    return {**brief, **whole}
 
 
 def _tuned(name: str) -> NamedShape | None:
     """Find the shape of a fine-tune: by names.toml, or by a family, a generation and a size among its words."""
-    last = re.sub(r"[_\s]", "-", name.rpartition("/")[2].lower())
+    last = re.sub(r"[_:\s]", "-", name.rpartition("/")[2].lower())
     words, other = _words(name), _names().other_shape
     if len(words) > _MOST_WORDS:
         return None
