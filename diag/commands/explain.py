@@ -164,10 +164,12 @@ def near(name: str, ids: Sequence[str]) -> list[str]:
     def likeness(word: str, part: str) -> float:
         return max(SequenceMatcher(None, word, text).ratio() for text in (part, part[: len(word)]))
 
-    words = [word for word in re.split(r"[\W_]+", name.lower()[:_LONGEST]) if word]
-    scores = {id: [max(likeness(word, part) for part in id.split("_")) for word in words] for id in ids}
-    likely = [id for id in ids if min(scores[id], default=0.0) >= _LIKELY]
-    return sorted(likely, key=lambda id: -sum(scores[id]))[:_FEW]
+    words = dict.fromkeys(word for word in re.split(r"[\W_]+", name.lower()[:_LONGEST]) if word)
+    scores = dict.fromkeys(ids if words else (), 0.0)
+    for word in words:  # most ids are unlike the first one, and not compared with the others
+        likely = {id: max(likeness(word, part) for part in id.split("_")) for id in scores}
+        scores = {id: scores[id] + score for id, score in likely.items() if score >= _LIKELY}
+    return sorted(scores, key=lambda id: -scores[id])[:_FEW]
 
 
 def check_declarations(folder: Path | None = None) -> tuple[Incident, ...]:

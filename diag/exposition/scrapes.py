@@ -75,6 +75,7 @@ class Parser:
         self.labels: list[Labels] = list(known)
         self._rows = {frozenset(labels.items()): row for row, labels in enumerate(self.labels)}
         self._heads: dict[bytes, int] = {}
+        self._crowded = set[bytes]()  # heads of the last page that were too many: read once, not at each scrape
         self._last: tuple[list[int], Layout] | None = None
         self._before: _Read | None = None
 
@@ -133,26 +134,29 @@ class Parser:
         for at in [at for at, (new, old) in enumerate(zip(lines, before.lines, strict=True)) if new != old]:
             head, _, text = lines[at].rpartition(b" ")
             place = before.places[at]
-            if place < 0 or self._heads.get(head) != before.rows[place] or b"_" in text:
+            is_same = head in self._crowded if place < 0 else self._heads.get(head) == before.rows[place]
+            if not is_same or b"_" in text:
                 return None
             try:
-                values[place] = float(text)
+                value = float(text)
             except ValueError:
                 return None
+            if place >= 0:
+                values[place] = value
         self._before = _Read(lines, before.places, before.rows, values)
-        return before.rows, values, {}
+        return before.rows, values, {"crowded": ""} if self._crowded else {}
 
     def _parse_all(self, lines: list[bytes]) -> tuple[list[int], list[float], Faults]:
         rows: list[int] = []
         values: list[float] = []
         faults: Faults = {}
         heads = self._heads
-        places = [-1] * len(lines)
+        places, crowded = [-1] * len(lines), set[bytes]()
         for number, line in enumerate(lines, 1):
             if line.startswith(b"#"):
                 continue
             head, _, text = line.rpartition(b" ")
-            row = heads.get(head)
+            row = heads.get(head, -1 if head in self._crowded else None)
             try:
                 if row is None or b"_" in text:  # Python reads 1_000 as a number, Prometheus does not
                     row, value = self._new_sample(line, faults)
@@ -167,7 +171,11 @@ class Parser:
                 places[number - 1] = len(rows)
                 rows.append(row)
                 values.append(value)
-        whole = not faults and len(set(rows)) == len(rows)
+            else:
+                faults.setdefault("crowded", "")
+                crowded.add(head)
+        self._crowded = crowded
+        whole = not faults.keys() - {"crowded"} and len(set(rows)) == len(rows)
         self._before = _Read(lines, places, rows, values) if whole else None
         return rows, values, faults
 
@@ -183,9 +191,7 @@ class Parser:
         if timestamp:
             faults.setdefault("timestamp", name)
         head, _, tail = line.rpartition(b" ")
-        if row < 0:
-            faults.setdefault("crowded", name)
-        elif not timestamp and not exemplar and tail == text.encode() and len(self._heads) < 2 * MOST_SERIES:
+        if row >= 0 and not timestamp and not exemplar and tail == text.encode() and len(self._heads) < 2 * MOST_SERIES:
             self._heads[head] = row
         return row, value
 

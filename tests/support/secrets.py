@@ -225,6 +225,12 @@ TOKENS: dict[str, Draw] = {
     "replicate": lambda random: f"r8_{_of(string.ascii_letters + string.digits, 37)(random)}",
     "groq": lambda random: f"gsk_{_of(string.ascii_letters + string.digits, 52)(random)}",
     "tailscale": lambda random: f"tskey-auth-k{_of(string.ascii_letters + string.digits, 12)(random)}",
+    "gitlab": lambda random: f"glptt-{random.randbytes(20).hex()}",
+    "slack cookie": lambda random: f"xoxc-1-{random.randbytes(16).hex()}",
+    "cloudflare": lambda random: f"v1.0-{random.randbytes(15).hex()}",
+    "rubygems": lambda random: f"rubygems_{random.randbytes(24).hex()}",
+    "jina": lambda random: f"jina_{random.randbytes(16).hex()}",
+    "basic": lambda random: base64.b64encode(b"me:%06d" % random.randrange(10**6)).decode(),
     "shopify": lambda random: f"shpat_{random.randbytes(16).hex()}",
 }
 """Tokens of known services, hidden by their form."""

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -71,17 +72,17 @@ def _notations() -> Iterator[tuple[str, bool]]:
     for line in (DATA / "secret_notations.tsv").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             kind, _, text = line.partition("\t")
-            yield re.sub(r"\\[ntr]", lambda sign: SIGNS[sign[0]], text), kind.startswith("!")
+            yield re.sub(r"\\[ntr0]", lambda sign: SIGNS[sign[0]], text), kind.startswith("!")
 
 
-SIGNS = {"\\n": "\n", "\\t": "\t", "\\r": "\r"}
+SIGNS = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\0": "\0"}
 
 
 def test_of_the_notations_of_programs_all_but_the_named_ones_hide_a_chosen_word() -> None:
     """A word that somebody chose, so that only its name or place tells; whole, and line by line."""
     texts = list(_notations())
-    assert len(texts) > 940
-    assert sum(shown for _, shown in texts) <= 10
+    assert len(texts) > 1280
+    assert sum(shown for _, shown in texts) <= 1  # a list of tokens, which are a text's here
     for secret in ("swordfish", "hunter2hunter", "Tr0ub4dor-x9"):
         filled = [(text.replace("§", secret), shown) for text, shown in texts]
         leaks = [
@@ -166,6 +167,15 @@ def test_a_secret_is_hidden_to_its_end_whatever_signs_it_has(notation: str, secr
         ("TOKEN=$(cat /run/x y) vllm", "TOKEN=REDACTED vllm"),
         ("machine h login me password pw", "machine h login me password REDACTED"),
         ("see https:/u:p@h:1/x?y=1#z, or u:p@h", "see https:/h:1/x, or h"),
+        (
+            "as documented: api_key='token-abc123', not token-abc1234",
+            "as documented: api_key='token-abc123', not token-abc1234",
+        ),
+        (
+            f"the header was {b64encode(b'me:pw7xyz').decode()}, or {b'me:pw7x'.hex()}",
+            "the header was REDACTED, or REDACTED",
+        ),
+        (f"the digest was {b64encode(b'a sum: ok').decode()}", f"the digest was {b64encode(b'a sum: ok').decode()}"),
     ],
 )
 def test_the_text_around_a_secret_stays(text: str, expected: str) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from diag.exposition import scrapes
 from diag.exposition.scrapes import Target
 from diag.promql import evaluate, is_stale
 from diag.sources.observation import Observation, Origin, observation
@@ -82,6 +83,19 @@ def test_a_nan_on_the_page_is_no_hole() -> None:
     values = target(b"x NaN\n").table().values
     assert np.isnan(values).all()
     assert not is_stale(values).any()
+
+
+def test_a_series_beyond_the_limit_is_parsed_once_and_noted_at_each_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    sample = scrapes.sample
+    monkeypatch.setattr(scrapes, "sample", lambda line: parsed.append(line) or sample(line))
+    monkeypatch.setattr(scrapes, "MOST_SERIES", 4)
+    pages = [b"".join(b'x{e="%d"} %d\n' % (e, e * number) for e in range(9)) for number in range(3)]
+    parser = scrapes.Parser("h:1")
+    read = [parser.parse(page) for page in (*pages, pages[0] + b"y 1\n", pages[1].replace(b" 8\n", b" ?\n"))]
+    assert [list(page.faults) for page in read] == [["crowded"]] * 4 + [["crowded", "malformed"]]
+    assert [page.values.tolist() for page in read[:3]] == [[0, number, 2 * number, 3 * number] for number in range(3)]
+    assert len(parsed) == len(set(parsed)) == 10
 
 
 def test_up_is_published_for_every_scrape() -> None:

@@ -64,6 +64,8 @@ def test_no_secret_is_shown(command: str) -> None:
     ("command", "line"),
     [
         ("vllm serve m --api-key abc --port 80", 'vllm serve m --api-key "${VLLM_API_KEY:?}" --port 80'),
+        ("vllm serve m --mxfp4-backend x", 'vllm serve m --mxfp4-backend "${WORD_5:?}"'),
+        ("vllm serve m --b3kq9z-x", 'vllm serve m "${WORD_4:?}"'),
         ("vllm serve m --api-key -abc", 'vllm serve m --api-key "${VLLM_API_KEY:?}"'),
         ("vllm serve m --api-key a b", 'vllm serve m --api-key "${VLLM_API_KEY:?}" "${VLLM_API_KEY_2:?}"'),
         ("JWT=a NCCL_DEBUG=INFO vllm serve m", 'JWT="${JWT:?}" NCCL_DEBUG=INFO vllm serve m'),

@@ -1,15 +1,19 @@
 """Popular wrong advice: each piece is answered by its names, and what it says of flags, metrics and memory is true."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 from support.live import server
 from support.paths import MODELS
+from support.rows import each_row
 
 from diag.artefacts.reference import WrongAdvice, declared, spelled, wrong_advice
 from diag.cli.app import main
+from diag.commands import explain as explain_command
 from diag.commands.explain import run as explain
+from diag.core.errors import BadUsage
 from diag.knowledge.catalog import load
 from diag.lint.rules import RULES
 from diag.vllm.command.command import Command
@@ -117,3 +121,15 @@ def test_sources_of_advice_are_files_of_an_installed_vllm() -> None:
     for advice in ADVICE.values():
         for file in re.findall(r"vllm/[\w/]+\.py", advice.source):
             assert (packages / file).is_file(), file
+
+
+@each_row("name", ["kv_" * 133, "a " * 200, " ".join(map("".join, product("kvecao", repeat=3)))[:400]])
+def test_a_long_name_is_compared_with_few_ids(name: str) -> None:
+    """Each of its words was compared with each word of 1,200 ids, nearly a million pairs."""
+    compared: list[str] = []
+    match = explain_command.SequenceMatcher
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(explain_command, "SequenceMatcher", lambda *texts: compared.append(texts[1]) or match(*texts))
+        with pytest.raises(BadUsage):
+            explain(name, None)
+    assert 0 < len(compared) < 30_000

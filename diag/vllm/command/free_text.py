@@ -5,8 +5,10 @@ Each step takes time in proportion to the length of the text.
 
 import re
 import tomllib
+from binascii import a2b_base64, a2b_hex
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import pairwise, takewhile, zip_longest
 from pathlib import Path
@@ -46,13 +48,15 @@ _CELL, _TO_CELL = re.compile(r"(?:[|│┃]|(?<![^\n]))[ \t]*`?\Z"), re.compile(
 _CELL_END = re.compile(r"[ \t]*[|│┃]|$", re.MULTILINE)
 """A row of a Markdown table."""
 _SIBLING = re.compile(
-    r"(?i)(?:(?:(?<![\w.])|(?<=\]\.))(?:name|key|k|header|field|var(?:iable)?|label|id|param(?:eter)?|option)(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
-    r"|\b(?:variable|resource)[ \t]+\"|^[ \t]*(?=[\w.-]+:?[ \t]*\r?$))(?P<name>[^\W\d][\w.-]{0,100})",
+    r"(?i)(?:(?:(?<![\w.])|(?<=\]\.))(?:name|(?:parameter_?)?key|k|header|field|var(?:iable)?|label|id|param(?:eter)?|option"
+    r"|(?:kind|type)(?=\W{1,8}(?:pass|secret|token|api|auth)))(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
+    r"|\b(?:variable|resource|output)[ \t]+\"|^[ \t]*(?=[\w.-]+:?[ \t]*\r?$))"
+    r"(?:/(?:[\w.-]{1,60}/){0,5})?(?P<name>[^\W\d][\w.-]{0,100})",
     re.MULTILINE,
 )
 """A field that holds a name, whose value is another field: of Kubernetes' objects, of headers, of pydantic's errors."""
 _VALUES = re.compile(
-    r"(?i)(?:(?<![\w.-])|(?<=\]\.))(?:(?:input_)?val(?:ue)?|content|v|old|new|default|result|text|is)(?=\\*[\"'`]?\s*[:=>])"
+    r"(?i)(?:(?<![\w.-])|(?<=\]\.))(?:(?:input_|parameter_?)?val(?:ue)?|content|v|old|new|default|result|text|is)(?=\\*[\"'`]?\s*[:=>])"
 )
 _CLOSES = re.compile(r"[})]")
 _FARTHEST, _MOST_LINES = 300, 4
@@ -66,7 +70,8 @@ _QUOTED = re.compile(
 )
 _IN_GROUP = re.compile(r"(?P<open>[\[({])|(?P<close>[\])}])|[^\[\](){}\"'`\\]+|.", re.DOTALL)
 _FIELD = re.compile(r"(?P<indent>[ \t]*)(?:-[ \t]+)?[\"']?[\w.-]+[\"']?:(?:[ \t]+(?P<value>[^\r\n]+))?\r?(?:\n|\Z)")
-"""A line of a block of YAML."""
+_ITEM = re.compile(r"(?P<indent>[ \t]*)-[ \t]+(?P<value>[^\r\n]+)\r?(?:\n|\Z)")
+"""Lines of a block of YAML."""
 _BECOMES = re.compile(r"[ \t]+->[ \t]+(?=[\"'])")
 _REPR = re.compile(r"<\w[^<>\n]{0,300}>")
 _BARE = re.compile(r"(?:[^\s\"'`,;)\]}\\(\[{]|\\.|[\"'`,;)\]}](?![\s\"'`,;:.)\]}>\\]|\Z))+\\?", re.DOTALL)
@@ -77,7 +82,8 @@ _BETWEEN = re.compile(r"(?:\s*,\s*|[ \t]+)(?![\"'`\\]{0,3}-|[\s&|;<>]|\Z)")
 """What separates two values of a flag; the next word is no flag, and no operator of a shell."""
 _OPENS = re.compile(
     r"(?P<name>-{0,2}[^\W\d][\w.-]*)[\\\"'`\]]*[ \t]*(?:=>|->|[:=：>])?[ \t]*(?:[&!][\w.-]+[ \t]*)?"
-    r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?|[\[({]|[\"']{1,3}[^\"']{0,200}\Z)?[ \t,]*\\?\s*\Z"
+    r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?|[\[({]|[\"']{1,3}[^\"']{0,200}\Z"
+    r"|[^\s\"']{1,200}(?=\\\s*\Z))?[ \t,]*\\?\s*\Z"
 )
 """A name at the end of a line, whose value may stand in the next one."""
 _BEGINS = re.compile(r"\(\w[^()]{0,80} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[: ]")
@@ -85,7 +91,7 @@ _BEGINS = re.compile(r"\(\w[^()]{0,80} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITIC
 _LINE = re.compile(r"(?:(?!\\[rn])[^\r\n])*")
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|apikey|negotiate|ntlm|[&!][\w!/.:-]*)\Z")
 _NO_VALUE = re.compile(
-    rf"(?i)[\"'\s]*+(?:none|null|true|false|%[sdr]|\*+|\[\s*\]|\(\s*\)|\{{\s*\}}|{HIDDEN})?[\"'\s,;.)\]}}]*+"
+    rf"(?i)[\"'\s]*+(?:none|null|true|false|%[sdr]|\*+|\[\s*\]|\(\s*\)|\{{\s*\}}|{'|'.join(_DATA['dummies'])}|{HIDDEN})?[\"'\s,;.)\]}}]*+"
 )
 _PROSE = re.compile(rf"(?i){'|'.join(_DATA['prose'])}")
 """Words that follow a flag in a sentence, and are no value."""
@@ -130,7 +136,8 @@ def hidden_lines(lines: Iterable[str]) -> Iterator[str]:
         if text.strip():
             near.append(line)
             names = (_OPENS.search(text), *_SIBLING.finditer(text))
-            opened.append(any(name and is_secret(name["name"][-_MOST_NAME:]) for name in names))
+            is_open = "-----BEGIN" in text or any(name and is_secret(name["name"][-_MOST_NAME:]) for name in names)
+            opened.append(is_open)
 
 
 def _common_head(before: str, line: str) -> str:
@@ -180,9 +187,8 @@ def _without_values(text: str) -> str:
             past = end if last_line < 0 else start + last_line
             if end > done and not _NO_VALUE.fullmatch(PLACEHOLDER.sub("", value)):
                 quoted = _QUOTED.match(value)
-                mark = (
-                    quoted["quote"] if quoted and quoted.end() == len(value) else ""
-                )  # it stays around the hidden value
+                # the marks of a whole quotation stay around the hidden value
+                mark = quoted["quote"] if quoted and quoted.end() == len(value) else ""
                 parts += [text[done:start], mark, HIDDEN, mark] if start >= done else []
                 done = end
     return "".join((*parts, text[done:]))
@@ -242,13 +248,14 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
 
 def _block(text: str, at: int) -> Iterator[tuple[int, int]]:
     """Yield the values of the fields of a block of YAML that begins at `at`."""
-    most, field = at + _FARTHEST, _FIELD.match(text, at)
+    form = _FIELD if _FIELD.match(text, at) else _ITEM
+    most, field = at + _FARTHEST, form.match(text, at)
     indent = len(field["indent"]) if field else 0
     while field and at < most and len(field["indent"]) >= indent:
         if field["value"]:
             yield field.span("value")
         at = field.end()
-        field = _FIELD.match(text, at)
+        field = form.match(text, at)
 
 
 def _words(text: str, start: int, flag: str) -> Iterator[tuple[int, int]]:
@@ -343,6 +350,8 @@ _HEX = re.compile(
     r"(?:[0-9a-f]{24,39}|[0-9a-f]{41,}|[0-9A-F]{24,39}|[0-9A-F]{41,})(?![A-Za-z0-9])"
 )
 """Long hexadecimal numbers by themselves; not a commit, nor one behind the name of what it identifies."""
+_PACKED, _LOGIN = re.compile(r"(?<![\w+/=-])[\w+/=-]{12,}"), re.compile(rb"[\w.@-]{1,64}:[!-~]{3,200}")
+"""Words that may be base64 or hexadecimal of a user and a password, as in a header."""
 _PARTS = re.compile(r"[A-Za-z0-9]{6,}")
 _HASH = re.compile(r"[0-9a-f]+|[0-9A-F]+")
 _MANGLED = re.compile(r"((?<!\w)_Z\w+)")
@@ -354,9 +363,16 @@ _RANDOM_BITS, _FEWEST_PAIRS = 4.75, 12
 
 
 def _without_random(text: str) -> str:
+    text = _PACKED.sub(lambda word: HIDDEN if _is_user_and_password(word[0]) else word[0], text)
     for run in _RUNS:
         text = run.sub(lambda word: HIDDEN if _is_random(word[0]) else word[0], text)
     return _HEX.sub(lambda word: word[0] if word[0].isdecimal() else HIDDEN, text)
+
+
+def _is_user_and_password(word: str) -> bool:
+    with suppress(ValueError):
+        return bool(_LOGIN.fullmatch(a2b_hex(word) if _HASH.fullmatch(word) else a2b_base64(word, strict_mode=True)))
+    return False
 
 
 def _is_random(run: str) -> bool:

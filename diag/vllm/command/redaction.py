@@ -107,11 +107,8 @@ def takes_secret(mention: Given) -> bool:
 def flag(mention: Given) -> str:
     """Return a flag as it was spelled; "" if it is no flag of vLLM, nor close to one."""
     if mention.option is None:
-        return (
-            mention.spelled
-            if is_like_a_flag(mention.spelled) or (mention.words and is_plain_name(mention.spelled))
-            else ""
-        )
+        is_known = is_like_a_flag(mention.spelled) or (mention.words and is_plain_name(mention.spelled))
+        return mention.spelled if is_known else ""
     if re.match(r"-O[^.]", mention.spelled):
         return "-O" if "".join(mention.values).isdigit() else ""
     keys = mention.spelled.split(".")[1:]
