@@ -7,7 +7,7 @@ quoted, so that its patterns cost nothing elsewhere.
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -23,7 +23,9 @@ from diag.vllm.flags.registry import known, release, versions
 
 FILES = read(PACKAGE / "knowledge" / "failure_files.toml", dict[str, str])
 """The files of the table with their headings, in the order in which their patterns are tried (failure_files.toml)."""
-PLACES, RAISED, SHAPES = "places", "raised", "shapes"
+PLACES, RAISED, SHAPES, OTHERS = "places", "raised", "shapes", "others"
+OF_HOSTS = (OTHERS, "environment", "devices", "ranks", "memory", "launch")
+"""Files with kinds that other programs than vLLM print: the host's, the container's, the cluster's, libraries."""
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
 it is the usual one of such an error."""
@@ -69,6 +71,13 @@ _SAYS_NOTHING = re.compile(
 )
 _IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1|^ +File ")
 """An error that only says that another process failed, and lines that are no reason of it."""
+_IS_OF_VLLM = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +File \"")
+"""Lines in which no other program complains."""
+_CALL_FAILED = re.compile(
+    r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)|unspecified launch failure"
+    r"|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after|NVMLError|call hccl api"
+)
+"""An error of a call into a library, which itself says beside it why the call failed."""
 NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
@@ -253,6 +262,9 @@ def known_failure(
         tiers[0 if failure.has_context else tier_of.get(failure.file, 3 if failure.generic else 1)].append(failure)
     spare: KnownFailure | None = None
     for number, kinds in enumerate(tiers):
+        says_little = bool(beside) or bool(_CALL_FAILED.search(texts[0]))
+        if number == (1 if says_little else 2) and (told := told_by_others(context, version, (OTHERS,))):
+            return told
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
             texts, frames = _with_source(texts, raised, context), frames or f"{raised.module}:"
         for text, failure in itertools.product([*texts, *(beside if number == 1 else ())], kinds):
@@ -276,6 +288,24 @@ def known_failure(
                 seen = values.get("", "") or (printable(hidden(text), MOST_SEEN) if text in beside else "")
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return spare
+
+
+def told_by_others(context: LogContext, version: str, files: Collection[str] = OF_HOSTS) -> KnownFailure | None:
+    """Return the failure that another program's line around the end of a log tells: the last one that names a cause.
+
+    Else, if kinds of all `files` of hosts may tell it, the last line with an error of a program that is known.
+    """
+    lines = [line for line in context.nearby.splitlines() if not _IS_OF_VLLM.search(line)]
+    shown = "\n".join(lines)
+    kinds = [kind for kind in table() if kind.file in files and not kind.has_context and kind.pattern.search(shown)]
+    for is_generic in (False, *((True,) if files is OF_HOSTS else ())):
+        for line, kind in itertools.product(lines[::-1], kinds):
+            values = kind.values(line, "", context) if kind.generic == is_generic else None
+            if values is not None and (do := _filled(kind.advice, values, context, version)):
+                seen = printable(hidden(line.strip()), MOST_SEEN)
+                means = _filled(kind.means, values)
+                return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen)
+    return None
 
 
 def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext) -> Sequence[str]:
