@@ -342,7 +342,7 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             advice = f" {failure.do}" if failure else ""
             yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"
     if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
-        yield f"before it ended, another program wrote: {told.seen} {told.means} {told.do}"
+        yield from (f"another program's line before the end: {told.means}", told.do)
 
 
 def _why_unknown(ending: LogEnding, name: str) -> str:

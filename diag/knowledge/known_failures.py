@@ -293,14 +293,14 @@ def known_failure(
 def told_by_others(context: LogContext, version: str, files: Collection[str] = OF_HOSTS) -> KnownFailure | None:
     """Return the failure that another program's line around the end of a log tells: the last one that names a cause.
 
-    Else, if kinds of all `files` of hosts may tell it, the last line with an error of a program that is known.
+    Else one that lets a cause be guessed, and if kinds of all files of hosts may tell it, any error of a known program.
     """
     lines = [line for line in context.nearby.splitlines() if not _IS_OF_VLLM.search(line)]
     shown = "\n".join(lines)
     kinds = [kind for kind in table() if kind.file in files and not kind.has_context and kind.pattern.search(shown)]
-    for is_generic in (False, *((True,) if files is OF_HOSTS else ())):
+    for sure in ("named by the error", "guess", *(("generic",) if files is OF_HOSTS else ())):
         for line, kind in itertools.product(lines[::-1], kinds):
-            values = kind.values(line, "", context) if kind.generic == is_generic else None
+            values = kind.values(line, "", context) if sure == ("generic" if kind.generic else kind.basis) else None
             if values is not None and (do := _filled(kind.advice, values, context, version)):
                 seen = printable(hidden(line.strip()), MOST_SEEN)
                 means = _filled(kind.means, values)
