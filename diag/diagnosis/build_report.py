@@ -352,8 +352,10 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
         return shows["rank_waits"].format(line=ending.waits)
     if ending.is_still:
         return shows["still"].format(load=ending.load)
+    told = told_by_others(ending.context, "") if ending.state in ("lost", "starting", "stopped") else None
     if ending.state in ("starting", "script failed"):
         failure = known_failure([last], "", "", context=ending.context)
+        failure = failure if failure != told else None
         if failure and ending.state == "script failed":
             return f"{LOG_ENDS[ending.state].format(last=last.removesuffix('.'))}. {failure.means} {failure.do}"
         if failure:
@@ -372,7 +374,7 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"
             place = f" {who} {hidden(stands)}." if stands else ""
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
-    if ending.state in ("lost", "starting", "stopped") and (told := told_by_others(ending.context, "")):
+    if told:
         return shows["others"].format(line=told.seen, means=told.means, do=told.do)
     if last.startswith("KeyboardInterrupt") and "terminated" not in last:
         return shows["interrupted"]
