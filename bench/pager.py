@@ -31,7 +31,7 @@ has arrived, the doctor runs the command in the alert against Prometheus. "after
 example a failing launch) to the arrival of the alert at the pager; gone is the time from the cure to the last moment at
 which an alert fires, of which {gone} s are allowed. The exporter's `/livez` is to turn within {livez} s. An unexpected
 cell says **wrong**, with the expected value. At a load of 14 to 57, vLLM 0.32 answered /health with 200 for half a
-minute after its engine was killed, and at SIGTERM it killed its engine before that logged which requests it cuts off.
+minute after its engine was killed.
 
 | scenario | live | answer s | load | exporter | Prometheus | alert | after s | gone s | verify | /livez | commit |
 |---|---|---|---|---|---|---|---|---|---|---|---|

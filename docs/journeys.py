@@ -1,6 +1,6 @@
 """Follow the journeys and searches of docs/symptoms.toml, and the links of alerts, over the built site.
 
-`python docs/journeys.py docs/_build` names what is not found.
+`python docs/journeys.py docs/_build` names what is not found, and code that a copy would corrupt.
 
 The searches need node, which runs the site's own search.
 """
@@ -10,12 +10,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from html import unescape
 from itertools import pairwise
 from os.path import normpath
 from pathlib import Path
 
 HERE = Path(__file__).parent
 MOST_CLICKS = 2
+TYPOGRAPHIC = "[\u2013\u2018\u2019\u201c\u201d]"
 SEARCH = """
 const fs = require("fs"), vm = require("vm"), site = process.argv[1] + "/";
 const element = { children: [], childNodes: [], removeChild() {} };
@@ -41,6 +43,16 @@ def searches() -> dict[str, str]:
     return dict.fromkeys(terms, "generated/incidents/index") | KNOWN["search"]
 
 
+def typographic(site: Path) -> list[str]:
+    """Name the pages whose code has an en dash or curly quotes, which whoever copies it would paste into a shell."""
+    wrong = []
+    for file in sorted(site.rglob("*.html")):
+        code = re.findall(r"<(code|pre)\b[^>]*>(.*?)</\1>", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+        if marks := sorted({mark for _, text in code for mark in re.findall(TYPOGRAPHIC, unescape(text))}):
+            wrong.append(f"{file.relative_to(site)}: {' '.join(marks)} in code")
+    return wrong
+
+
 def main(site: Path) -> list[str]:
     """Return what a reader does not find."""
     wrong = []
@@ -53,6 +65,7 @@ def main(site: Path) -> list[str]:
     alerts = (HERE.parent / "alerts" / "diag.rules.yaml").read_text(encoding="utf-8")
     for path in sorted(set(re.findall(r"runbook_url: https://\S+?/en/stable/(\S+)", alerts))):
         wrong += [] if (site / path).is_file() else [f"an alert links to {path}, which the site does not have"]
+    wrong += typographic(site)
     if node := shutil.which("node"):
         queries = list(searches())
         found = subprocess.run([node, "-e", SEARCH, site, *queries], capture_output=True, text=True, check=True).stdout

@@ -57,6 +57,11 @@ NARROW = """@media (max-width: 46em) {
 """Rows of symptoms one cell below the other on a phone, and a picture whose text can be read there."""
 PRINTED = """
 @page { size: A4; margin: 12mm 14mm; }
+@media screen and (max-width: 30em) {  /* the longest id of an incident fits into a line */
+  h1 { font-size: 1.35em; }
+  h2 { font-size: 1.2em; }
+  h3 { font-size: 1.05em; }
+}
 @media print {
   html { font-size: 8.5pt; }
   .content { width: 100%; padding: 0; }
@@ -78,7 +83,7 @@ PRINTED = """
   figure.diag .plot { max-height: 32mm; }
 }
 """
-"""The style of a printed page: a runbook has two at most, the on-call card one."""
+"""The style of a narrow page, and of a printed one: a runbook has two at most, the on-call card one."""
 
 
 def write() -> None:

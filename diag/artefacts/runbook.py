@@ -183,7 +183,7 @@ def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> dict[
         "selector": shlex.quote(selector),
         "place": ", run on the server's own host," if host_only else "",
         "report": report,
-        "symptoms": _claims(incident.symptoms, contract),
+        "symptoms": ". Or these: ".join(_claims(case.symptoms, contract) for case in (incident, *incident.rising)),
         "supports": likelier if incident.supports else "",
     }
 

@@ -281,7 +281,8 @@ class Incident(NamedTuple):
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`, `immediate` the reason why a critical alert has none; with `burns`, burn-rate windows
-    instead of `window`, except for the critical alert of `escalates`. `ended_by` is the signal of the symptom that
+    instead of `window`, except for the critical alert of `escalates`; where `sudden` holds, `window` suffices for the
+    last of them. `ended_by` is the signal of the symptom that
     shows soonest that it is over, if that is not the first. `explains` names incidents that are consequences of this
     one in any case, `may_explain` those that are under a condition. `telemetry`: the incident is about the telemetry
     and not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
@@ -314,6 +315,7 @@ class Incident(NamedTuple):
     hold: str = "1m"
     immediate: str = ""
     burns: tuple[BurnRateWindow, ...] = ()
+    sudden: Condition | None = None
     quotes: Signal | None = None
     lints: bool = False
     telemetry: bool = False
@@ -333,7 +335,7 @@ class Incident(NamedTuple):
 
     @property
     def every_condition(self) -> tuple[Condition, ...]:
-        return (*self.conditions, *self.supports, *filter(None, (self.escalates, self.crash)))
+        return (*self.conditions, *self.supports, *filter(None, (self.escalates, self.crash, self.sudden)))
 
     @property
     def windows(self) -> tuple[str, ...]:
@@ -376,6 +378,14 @@ class Incident(NamedTuple):
         """Return the incident with the factor of a burn-rate window as the threshold of its first symptom."""
         first, *rest = self.symptoms
         return self._replace(symptoms=(first._replace(limit=burn.factor), *rest))
+
+    @property
+    def rising(self) -> "tuple[Incident, ...]":
+        """The incident as `sudden` tells it, if it has one: at the lowest burn rate, without hours of it."""
+        if not (self.sudden and self.burns):
+            return ()
+        slow = self.over(self.burns[-1])
+        return (slow._replace(symptoms=(*slow.symptoms, self.sudden), burns=()),)
 
 
 SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}

@@ -247,8 +247,10 @@ def slow_burns(incident: Incident, queries: QueryCache) -> Iterator[tuple[Incide
 
     A slow SLO violation, which no short look shows, holds if the long window and the short window hold: the short one
     shows that it goes on. Samples must reach back beyond the short window: a rate over 6 h of which only 30 s were seen
-    is a rate over 30 s.
+    is a rate over 30 s. One that rose suddenly is judged over the incident's own window.
     """
+    for rising in incident.rising:
+        yield rising, queries.window(incident)
     own = queries.contract.limit(incident.symptoms[0].limit)
     for burn in incident.burns:
         short = Window(seconds(burn.short), burn.short)

@@ -155,7 +155,8 @@ def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: Q
 
     finding: list[tuple[str, Formula]] = []  # incidents are found by their own conditions or at a burn rate
     for incident in incidents:
-        finding.append((incident.id, conjunction(incident, queries.window(incident).text, queries.contract)))
+        for one in (incident, *incident.rising):
+            finding.append((incident.id, conjunction(one, queries.window(incident).text, queries.contract)))
         for burn in incident.burns:
             burning = incident.over(burn)
             long, short = (conjunction(burning, span, queries.contract) for span in (burn.long, burn.short))

@@ -119,6 +119,10 @@ CONTRADICTED = (
         "an answer of 200 from /health, which answered {value}",
     ),
     (PARTS[0], UNANSWERED.above(0, judged("one sample of it is one too many")), "an answer from /health"),
-    (PARTS[1], PARTS[1].harm[0], "{value} of them are errors (HTTP 5xx)"),
+    (
+        PARTS[1],
+        signals.error_burn_rate.above(signals.SLOW_BURN.factor, judged("a month's error budget lasts five days")),
+        "success: errors (HTTP 5xx) burn the error budget {value} times too fast",
+    ),
 )
 """Conditions that contradict a part of health whatever the incidents say, and what they show."""

@@ -225,7 +225,7 @@ class Judge:
             host_memory=0 if command.elsewhere else self.host_memory(),
             adapter_ranks=adapters,
             tenant_share=self.tenant_share,
-            build="" if _is_vllms(command) else redaction.image(command.image) or "the image",
+            build="" if _is_vllms(command) else redaction.image(_image(command)) or "the image",
         )
         return target, [*no_shape, *no_gpus]
 
@@ -345,7 +345,11 @@ def _ask_parser(python: str, command: Command) -> _ParserAnswer:
 
 def _is_vllms(command: Command) -> bool:
     """Return True for an image of vLLM's own, or one that the text does not name."""
-    return not command.image or bool(_OWN.fullmatch(default(command.image)))
+    return not _image(command) or bool(_OWN.fullmatch(default(_image(command))))
+
+
+def _image(command: Command) -> str:
+    return command.image or (command.container.build if command.container else "")
 
 
 def _image_release(image: str) -> str:

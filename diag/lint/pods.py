@@ -180,8 +180,8 @@ def _port(target: LintTarget) -> int:
     """Return the port on which the server listens; 0 if the text does not show it."""
     command = target.command
     port = command.get("--port")
-    if other_program(command) == "Dynamo":
-        return 0  # its frontend listens
+    if other_program(command) == "Dynamo" or (port is None and target.build and command.entry is not None):
+        return 0  # its frontend listens, or the entry point of another image gives a port
     if (port is None and not target.lacks("--port")) or command.get("--uds") is not None:
         return 0
     return int(number(port) or 0) if port is not None else _PORT
@@ -293,6 +293,41 @@ def port_taken_twice(target: LintTarget) -> Iterator[Match]:
             line = f" (line {other.command.line})" if other.command.line else ""
             yield Match(f"Port {_port(target)} is that of an earlier server of the same text{line}")
             return
+
+
+_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME")
+
+
+@rule()
+def weights_are_downloaded_again(target: LintTarget) -> Iterator[Match]:
+    container, command, variables = target.command.container, target.command, target.command.environment
+    is_of_the_hub = re.fullmatch(r"(?!models?/)[\w.-]+/[\w.-]+", command.model)
+    if not container or not container.is_whole or not is_of_the_hub or variables.get("HF_HUB_OFFLINE", "0") != "0":
+        return
+    named = command.get("--download-dir") or next((variables[name] for name in _CACHES if name in variables), "")
+    cache = named if "HOME" not in variables or named != variables["HOME"] else f"{named}/.cache/huggingface"
+    place = PurePosixPath(cache or "/root/.cache/huggingface")
+    # variables that the text does not show may name any volume
+    is_hidden = "--env-file" in command.words[: command.arguments]
+    volumes = [PurePosixPath(volume) for volume in container.mounts if volume and volume != "/dev/shm"]
+    is_kept = any(place.is_relative_to(volume) or volume.is_relative_to(place) for volume in volumes)
+    if is_kept or is_open(cache) or any(map(is_open, container.mounts)) or (is_hidden and volumes):
+        return
+    if re.search(r"(?:^|/)vllm-openai", command.image) and not re.search(r"(?i)hugging|\bhf\b", str(volumes)):
+        yield Match(fix=f"Mount a volume at {place}")
+
+
+@rule()
+def model_not_in_a_volume(target: LintTarget) -> Iterator[Match]:
+    container, command = target.command.container, target.command
+    path = command.model.rstrip("/")
+    # an operator of Kubernetes mounts its models there
+    is_known = path.startswith("/") and not path.startswith("/mnt/models") and not is_open(path)
+    if not container or not container.is_whole or not is_known or any(map(is_open, container.mounts)):
+        return
+    is_upstream = re.fullmatch(r"(?:docker\.io/)?vllm/vllm-openai[\w.-]*(?:[:@].*)?", command.image)
+    if is_upstream and not any(PurePosixPath(path).is_relative_to(place) for place in container.mounts if place):
+        yield Match(f"No volume covers the model's folder {path}")
 
 
 @rule()

@@ -28,6 +28,8 @@ def _holds(subject: str, operation: str, value: str, target: LintTarget) -> bool
             command = target.command
             hidden = (command.config and command.elsewhere) or any(is_open(command.words[at]) for at in command.strays)
             return not hidden and command.get(subject) is None
+        if subject.startswith("$") and "--env-file" in target.command.words[: target.command.arguments]:
+            raise UnknownValue(_UNKNOWN)
         return not value_of(subject, target) and (not dot or not flag.startswith("--") or bool(target.keys(flag)))
     if subject.startswith("--") and not target.has(flag) and not (key and target.keys(flag)):
         return False

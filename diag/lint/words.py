@@ -215,3 +215,11 @@ def server_removed(target: LintTarget) -> Iterator[Match]:
     words = target.command.words[: target.command.arguments]
     if "vllm.entrypoints.api_server" in words and target.since(_WITHOUT_DEMO):
         yield Match(f"vllm.entrypoints.api_server is not in vLLM {target.version}")
+
+
+@rule()
+def key_in_the_arguments(target: LintTarget) -> Iterator[Match]:
+    command = target.command
+    # a pod's $(NAME) is not filled in where the cluster shows its arguments
+    if is_open(command.get("--api-key") or "") and not (command.container and command.container.is_pod):
+        yield Match()

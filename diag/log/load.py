@@ -313,9 +313,9 @@ class LoadLines:
         return any((load.is_still or load.prefilled) and load.running + load.waiting > 0 for load in loads)
 
     @property
-    def has_requests(self) -> bool:
-        """True if the last line of an engine reported requests."""
-        return any(load.running + load.waiting > 0 for load in self.engines.values())
+    def requests(self) -> int:
+        """The requests that the last lines of the engines reported."""
+        return sum(load.running + load.waiting for load in self.engines.values())
 
     def frozen(self, answers: int | None) -> Callable[[float], list[Reading]]:
         """Return the series so far as a function of time, which further lines do not change."""

@@ -141,7 +141,7 @@ class LineMeanings:
             self._server.run.root_cause.consider(ErrorLine.of(line, at))
         if pattern is None:
             return
-        is_at_work = line.process.lower().startswith("enginecore") or self._server.load.has_requests
+        is_at_work = line.process.lower().startswith("enginecore") or self._server.load.requests > 0
         if pattern.name == SHM_BROADCAST_WAIT and self._server.run.serves and is_at_work:  # else it waits for a command
             self._server.run.rank_waits = quote(line.text.partition(". ")[0], MOST_TEXT)
             if origin is LineOrigin.VLLM:
@@ -235,6 +235,9 @@ class LineMeanings:
         self._server.load.read(line.text, at, self._server.answers.succeeded)
         if reports_tokens(line.text):
             self._server.run.rank_waits = ""
+        shutdown, left = self._server.run.shutdown, self._server.load.requests
+        if left and shutdown.engine_ended and not shutdown.cut:  # killed before it logged them; their streams never end
+            self._server.cut_off("streams", at, left)
         self._server.serve(at)
 
     def _on_ends(self, pattern: Pattern, line: ParsedLine, at: float) -> None:
@@ -272,6 +275,8 @@ class LineMeanings:
         if pattern.name == CUT_AT_SHUTDOWN and not pattern.numbers:
             self._server.cut_off("streams", at)
             return
+        if pattern.name == CUT_AT_SHUTDOWN:
+            run.shutdown.cut["told by the engine"] += 1
         if line.text.startswith(_HIT) and not run.startup.is_ready:
             return  # the frames of its traceback tell whether it was at work
         if is_death and run.aborting is not None:

@@ -13,6 +13,7 @@ from diag.log.patterns import Pattern
 from diag.log.tracebacks import ErrorLine
 from diag.log.trackers import LoggedConfig, RootCauseTracker, StartupProgress
 
+ENGINE_STOPPED = "[shutdown] API server: engine client stopped"
 _UVICORN_STARTS = "Started server process ["
 _OF_SERVER = frozenset({"api_server.py", "api_utils.py", "launcher.py", "run_batch.py"})
 
@@ -55,13 +56,18 @@ class Shutdown:
     """Unix time until which the page of a server that drains may come; 0 if it was not told to stop, or at once."""
     cut: Counter[str] = field(default_factory=Counter)
 
-    def cut_off(self, kind: str) -> dict[str, float]:
-        """Count a request that failed, and return how many were cut off, and how many refused.
+    @property
+    def engine_ended(self) -> bool:
+        """True if the API server said that it has no engine any more."""
+        return ENGINE_STOPPED in self.lines
+
+    def cut_off(self, kind: str, requests: int = 1) -> dict[str, float]:
+        """Count requests that failed, and return how many were cut off, and how many refused.
 
         A stream that fails before its first token logs both its exception and an answer: the larger number counts.
         While the engine drains, its API server still accepts requests, and answers them with HTTP 500.
         """
-        self.cut[kind] += 1
+        self.cut[kind] += requests
         streams, answers = self.cut["streams"], self.cut["answers"]
         if self.drains_until:
             return {"requests": streams, "refused": answers}

@@ -124,10 +124,10 @@ class ServerStates:
         if self.run.serves:
             self.crashes.ready(at)
 
-    def cut_off(self, kind: str, at: float) -> None:
-        """Note a request that failed after the server was told to stop."""
+    def cut_off(self, kind: str, at: float, requests: int = 1) -> None:
+        """Note requests that failed after the server was told to stop."""
         if self.run.was_stopped and self.run.shutdown.was_told and not self.run.is_dead:
-            self.events.count(CUT_AT_SHUTDOWN, at, **self.run.shutdown.cut_off(kind))
+            self.events.count(CUT_AT_SHUTDOWN, at, **self.run.shutdown.cut_off(kind, requests))
 
     def serve(self, at: float) -> None:
         self.reach(READY_STAGE, at)

@@ -18,18 +18,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import NormalReading, Report
 from diag.diagnosis.telemetry_checks import FAMILIES, DefectKind, TelemetryDefect
 from diag.diagnosis.vitals import MEASURES, Vitals
-from diag.report.sentences import (
-    folded,
-    found_nothing,
-    grouped,
-    is_fleet,
-    log_endings,
-    number_checked,
-    place,
-    states,
-    titled,
-    titles,
-)
+from diag.report import sentences as words
 
 MANY = 5
 """The most unknown incidents of one subject that are listed with the signals that they lack."""
@@ -83,10 +72,10 @@ def servers(report: Report) -> list[str]:
 def checked(report: Report, verbose: bool) -> list[str]:
     """Return engine states and number of checked incidents; `verbose` names the absent and unknown ones."""
     is_ill = report.verdict in ("warning", "critical") and not report.observed.endings
-    told = f"incidents found ({number_checked(report)})" if is_ill else found_nothing(report)
-    lines = [f"{listed(log_endings(report)) or states(report)}; {told}"]
+    told = f"incidents found ({words.number_checked(report)})" if is_ill else words.found_nothing(report)
+    lines = [f"{listed(words.log_endings(report)) or words.states(report)}; {told}"]
     names = {"absent": report.absent, "need more telemetry": sorted(report.needs_telemetry)}
-    return lines + [f"{what}: {', '.join(titles(ids, report))}" for what, ids in names.items() if ids and verbose]
+    return lines + [f"{what}: {', '.join(words.titles(ids, report))}" for what, ids in names.items() if ids and verbose]
 
 
 def not_collected(report: Report) -> list[str]:
@@ -103,7 +92,11 @@ def notes(report: Report) -> list[str]:
 
 def not_judged(report: Report) -> list[str]:
     """List the servers of unknown health with the reason; [] if the headline has them."""
-    return [] if report.verdict == "unknown" else folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
+    return (
+        []
+        if report.verdict == "unknown"
+        else words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
+    )
 
 
 def normality(report: Report) -> list[str]:
@@ -111,7 +104,7 @@ def normality(report: Report) -> list[str]:
     found = report.normality
     alone = len(report.servers) == 1
     unlike = [reading for reading in found.readings if reading.notable]
-    lines = [f"{'' if alone else f'{place(reading.subject)}: '}{normal_sentence(reading)}" for reading in unlike]
+    lines = [f"{'' if alone else f'{words.place(reading.subject)}: '}{normal_sentence(reading)}" for reading in unlike]
     if found.readings and not unlike:
         names = listed(list(dict.fromkeys(reading.measure for reading in found.readings)), most=5)
         lines = [f"{names}: as usual at this load ({printable(found.file)})"]
@@ -131,21 +124,25 @@ def normal_sentence(reading: NormalReading) -> str:
 
 def undecided(report: Report) -> list[str]:
     """List the incidents that could not be judged, by subject, with the missing signals; in a fleet, by incident."""
-    if is_fleet(report):
+    if words.is_fleet(report):
         counts = Counter(diagnosis.subject for diagnosis in report.undecided)
-        nearly = sorted(place(subject) for subject, count in counts.items() if count > MANY)
+        nearly = sorted(words.place(subject) for subject, count in counts.items() if count > MANY)
         few = (d for d in report.undecided if counts[d.subject] <= MANY)
-        without = grouped(((titled(d.incident), "; ".join(lacking(d))), place(d.subject)) for d in few)
+        without = words.grouped(
+            ((words.titled(d.incident), "; ".join(lacking(d))), words.place(d.subject)) for d in few
+        )
         lines = [f"{name} on {listed(sorted(places))}: {missing}" for (name, missing), places in without.items()]
-        return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *folded(lines)]
+        return [*([f"nearly all incidents on {listed(nearly)}"] if nearly else []), *words.folded(lines)]
 
     lines = []
-    for subject, diagnoses in grouped((diagnosis.subject, diagnosis) for diagnosis in report.undecided).items():
+    for subject, diagnoses in words.grouped((diagnosis.subject, diagnosis) for diagnosis in report.undecided).items():
         if len(diagnoses) > MANY:
-            names = ", ".join(titled(diagnosis.incident) for diagnosis in diagnoses)
-            lines.append(f"{len(diagnoses)} incidents on {place(subject)}: {names}")
+            names = ", ".join(words.titled(diagnosis.incident) for diagnosis in diagnoses)
+            lines.append(f"{len(diagnoses)} incidents on {words.place(subject)}: {names}")
         else:
-            lines += [f"{titled(d.incident)} on {place(subject)}: {'; '.join(lacking(d))}" for d in diagnoses]
+            lines += [
+                f"{words.titled(d.incident)} on {words.place(subject)}: {'; '.join(lacking(d))}" for d in diagnoses
+            ]
     return lines
 
 
@@ -230,9 +227,12 @@ def question(incidents: Sequence[str]) -> str:
 
 def suspected(report: Report) -> list[Undecided]:
     """Return what cannot be told of servers whose users are affected; servers with the same incidents together."""
-    by_server = grouped((instance_name(suspect.diagnosis.subject), suspect) for suspect in report.health.suspects)
-    alike = grouped(
-        (("" if is_fleet(report) else name, *dict.fromkeys(each.diagnosis.incident.id for each in suspects)), name)
+    by_server = words.grouped((instance_name(suspect.diagnosis.subject), suspect) for suspect in report.health.suspects)
+    alike = words.grouped(
+        (
+            ("" if words.is_fleet(report) else name, *dict.fromkeys(each.diagnosis.incident.id for each in suspects)),
+            name,
+        )
         for name, suspects in by_server.items()
     )
     undecided = []
@@ -242,7 +242,7 @@ def suspected(report: Report) -> list[Undecided]:
         for sign in (sign for suspect in suspects for sign in suspect.signs):
             signs.setdefault(sign.condition.signal.name, sign)
         subjects = {suspect.diagnosis.subject for suspect in suspects}
-        alone = place(suspects[0].diagnosis.subject) if len(subjects) == 1 else printable(names[0])
+        alone = words.place(suspects[0].diagnosis.subject) if len(subjects) == 1 else printable(names[0])
         undecided.append(
             Undecided(
                 servers=tuple(names),
@@ -250,7 +250,7 @@ def suspected(report: Report) -> list[Undecided]:
                 incidents=tuple(incidents),
                 missing=tuple(dict.fromkeys(name for suspect in suspects for name in suspect.missing)),
                 signs=tuple(signs.values()),
-                in_words=question(titles(incidents, report)),
+                in_words=question(words.titles(incidents, report)),
             )
         )
     return undecided
@@ -269,9 +269,9 @@ def in_brackets(**lists: list[str]) -> str:
 
 def not_seen(report: Report) -> list[str]:
     """List what health needs and was not seen, each with the telemetry that lacks and the servers."""
-    servers = grouped(((missing.name, missing.lacks), missing.server) for missing in report.health.missing)
+    servers = words.grouped(((missing.name, missing.lacks), missing.server) for missing in report.health.missing)
     lines = []
     for (name, lacks), names in servers.items():
         where = f" on {listed(list(map(printable, names)))}" if len(report.servers) > 1 and names[0] else ""
-        lines.append(f"{titles([name], report)[0]}, for lack of {lacks}{where}")
+        lines.append(f"{words.titles([name], report)[0]}, for lack of {lacks}{where}")
     return lines

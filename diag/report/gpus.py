@@ -9,16 +9,9 @@ from diag.core.incident import RANK, Severity
 from diag.diagnosis.decision_table import LOOK
 from diag.report.documents import Document
 from diag.report.layout import labelled, paragraph, table
+from diag.report.spans import states
 
 STATUS = {"healthy": 0, "no_incident": 0, "warning": 1, "critical": 2, "unknown": 3}
-WORDS = {
-    "critical": "CRITICAL",
-    "warning": "WARNING",
-    "unknown": "CANNOT TELL",
-    "no_incident": "NO INCIDENT FOUND",
-    "healthy": "HEALTHY",
-}
-"""The verdicts in print, the worst first."""
 MOST = 8
 """Rows about findings, and about processes."""
 _COLUMNS = {
@@ -80,7 +73,7 @@ class NodeGpus(NamedTuple):
     @property
     def verdict(self) -> str:
         """The worst of its GPUs' verdicts."""
-        return min((gpu.verdict for gpu in self.gpus), key=list(WORDS).index)
+        return min((gpu.verdict for gpu in self.gpus), key=[*states("gpu")].index)
 
 
 def render(seen: NodeGpus) -> str:
@@ -88,7 +81,8 @@ def render(seen: NodeGpus) -> str:
     kinds = Counter(gpu.info.get("name", "GPU that does not answer") for gpu in seen.gpus)
     well = sum(STATUS[gpu.verdict] == 0 for gpu in seen.gpus)
     what = listed([f"{count} x {name}" for name, count in kinds.items()])
-    head = f"{WORDS[seen.verdict]}  {seen.host}: {well} of {plural(len(seen.gpus), 'GPU')} without an incident ({what})"
+    verdict, number = states("gpu")[seen.verdict], plural(len(seen.gpus), "GPU")
+    head = f"{verdict}  {seen.host}: {well} of {number} without an incident ({what})"
     rows = [("GPU", "verdict", *_COLUMNS, "findings")]
     for gpu in seen.gpus:
         cells = (quantity(gpu.values[of], unit) if of in gpu.values else "-" for of, unit in _COLUMNS.values())

@@ -8,14 +8,13 @@ from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import count_verdicts, fleet_rows, reading_row, verdicts
 from diag.report.layout import LABEL, labelled, paragraph, table, verbatim
-from diag.report.spans import ReportPart, Span, Text, label
+from diag.report.spans import ReportPart, Span, Text, label, states
 from diag.report.tree import finding_parts, head_parts, report_parts
 
 SERVERS = 20
 """Rows of the full report for the servers of a fleet."""
 SUBJECTS = 20
 """Subjects of an incident that `--why` explains."""
-HELD = {True: "holds", False: "does not hold", None: "not measured"}
 
 
 def full_report(report: Report) -> list[str]:
@@ -85,7 +84,13 @@ def render_why(report: Report, incident: str) -> str:
             "escalates": diagnosis.escalation,
         }
         rows = [
-            (role, reading.condition.signal.name, reading.shown, reading.threshold, HELD[reading.holds])
+            (
+                role,
+                reading.condition.signal.name,
+                reading.shown,
+                reading.threshold,
+                states("condition")[str(reading.holds)],
+            )
             for role, readings in groups.items()
             for reading in readings
         ]

@@ -7,20 +7,15 @@ from collections.abc import Iterator, Sequence
 
 from diag.core.formatting import escaped, listed, plural
 from diag.preflight.check import GROUPS, STATES, CheckResult, State
-from diag.preflight.checks import STATUS, Answer, Preflight
+from diag.preflight.checks import STATUS, Preflight
 from diag.report.documents import Document
 from diag.report.layout import labelled, paragraph
 from diag.report.markdown import table as markdown_table
 from diag.report.sentences import grouped
+from diag.report.spans import states
 
 MOST_LINES = 40
 LABEL = 14
-_HEADLINES: dict[Answer, str] = {
-    "go": "GO",
-    "warnings": "GO, WITH WARNINGS",
-    "no go": "NO GO",
-    "cannot tell": "CANNOT TELL",
-}
 _MARKS: dict[State, str] = {"fail": "FAIL", "warn": "WARN", "not checked": "not checked", "pass": "pass"}
 
 
@@ -58,7 +53,7 @@ def _lines(found: Preflight, *, reasons: Sequence[str], most: int, every: bool =
 def headline(found: Preflight) -> str:
     """Return the answer with the counts: "NO GO  Qwen/Qwen3-8B with vLLM 0.32.0: 1 fail, 2 warn, 20 pass"."""
     counts = (f"{len(found.of(state))} {state}" for state in STATES if found.of(state))
-    return f"{_HEADLINES[found.answer]}  {found.target} with vLLM {found.version}: {', '.join(counts)}"
+    return f"{states('preflight')[found.answer]}  {found.target} with vLLM {found.version}: {', '.join(counts)}"
 
 
 def _block(result: CheckResult, *, with_reason: bool) -> Iterator[str]:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from diag import __version__
 from diag.core.formatting import number, plural, quantity
 from diag.diagnosis.proposals import Proposal
 from diag.ramp.analysis import Ramp
@@ -24,7 +23,7 @@ from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
 from diag.report.plain_text import drawn
 from diag.report.spans import ReportPart, Text, label
-from diag.report.svg import element, pixels
+from diag.report.templates import pixels, shape
 from diag.report.tree import proposal_part
 
 LABEL = 13
@@ -162,7 +161,6 @@ def render_html(ramp: Ramp, more: Iterable[ReportPart] = ()) -> str:
         curves=[(curve[0], _plot(ramp, *curve)) for curve in curves],
         head=HEAD,
         rows=[_step_row(ramp, step) for step in ramp.steps],
-        version=__version__,
     )
 
 
@@ -181,32 +179,33 @@ def _plot(ramp: Ramp, name: str, unit: str, value: Callable[[Step], float | None
     scale = svg.Scale(svg.PLOT, 0.0, most_load or 1.0, 0.0, most or 1.0)
     left, base = scale.box.left - 6, scale.box.height - 8
     parts = [
-        svg.horizontal(scale.bottom, scale, "axis"),
-        svg.text(quantity(top, unit), left, scale.y(top) + 4, "end"),
-        svg.text("0", left, scale.bottom + 4, "end"),
+        shape("horizontal", scale.bottom, scale, "axis"),
+        shape("text", quantity(top, unit), left, scale.y(top) + 4, "end"),
+        shape("text", "0", left, scale.bottom + 4, "end"),
     ]
     power = 10.0 ** math.floor(math.log10(scale.end / 4))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= scale.end / 4)
     for mark in range(int(scale.end / step) + 1):
-        parts.append(svg.text(number(mark * step), scale.x(mark * step), base, "middle"))
+        parts.append(shape("text", number(mark * step), scale.x(mark * step), base, "middle"))
 
     if limit is not None:
-        parts.append(svg.horizontal(scale.y(limit), scale, "limit"))
-        parts.append(svg.text(f"SLO {quantity(limit, unit)}", scale.right + 6, scale.y(limit) + 4, "limit"))
+        parts.append(shape("horizontal", scale.y(limit), scale, "limit"))
+        parts.append(shape("text", f"SLO {quantity(limit, unit)}", scale.right + 6, scale.y(limit) + 4, "limit"))
     knee = ramp.ceiling.knee.in_flight if ramp.ceiling and ramp.ceiling.knee else None
     if knee is not None:
-        parts.append(svg.vertical(scale.x(knee), scale, "onset"))
-        parts.append(svg.text("knee", scale.x(knee), scale.box.top - 8, "onset middle"))
+        parts.append(shape("vertical", scale.x(knee), scale, "onset"))
+        parts.append(shape("text", "knee", scale.x(knee), scale.box.top - 8, "onset middle"))
 
-    line = [(pixels(scale.x(load)), pixels(scale.y(found))) for load, found, closed in points if closed]
-    dots = [(pixels(scale.x(load)), pixels(scale.y(found))) for load, found, closed in points if not closed]
+    line, dots = (
+        [(scale.x(load), scale.y(found)) for load, found, closed in points if closed is kind] for kind in (True, False)
+    )
     if len(line) == 2:
-        parts.append(svg.text("two steps: the line between them was not measured", scale.right, 14, "end"))
+        parts.append(shape("text", "two steps: the line between them was not measured", scale.right, 14, "end"))
     if len(line) > 1:
-        parts.append(element("path", class_="line", d="M" + " ".join(f"{x} {y}" for x, y in line)))
+        parts.append(shape("path", "line", "M" + " ".join(f"{pixels(x)} {pixels(y)}" for x, y in line)))
     for class_, centres in (("reported", line), ("opened", dots)):
-        parts += [element("circle", class_=class_, cx=x, cy=y, r=3.5) for x, y in centres]
-    return svg.whole(svg.PLOT, "plot", *parts, role="img", aria_label=f"{name} against requests in flight")
+        parts += [shape("circle", class_, x, y, 3.5) for x, y in centres]
+    return shape("whole", svg.PLOT, "plot", parts, f"{name} against requests in flight")
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

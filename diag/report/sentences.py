@@ -20,6 +20,7 @@ from diag.diagnosis.shared_labels import SharedLabel
 from diag.knowledge.catalog import load
 from diag.report.layout import has_local_times, name_room, shortened
 from diag.report.spans import Span, Text, phrases
+from diag.report.spans import states as in_words_of
 from diag.sources.prometheus.properties import Property
 from diag.vllm.flags.registry import releases
 
@@ -191,19 +192,6 @@ def slo_missing(report: Report) -> str:
     return f"none in diag.toml: slow is only beyond {ttft} to the first token or {itl} between tokens"
 
 
-ENDS = {
-    "failed": "{ends}with a failed start",
-    "dead": "{ends}with a dead engine",
-    "shut down": "{ends}with an orderly shutdown",
-    "stopped": "{ends}with a server that was ended from outside",
-    "starting": "{ends}during a start, in the phase {phase}",
-    "serving": "{ends}with the server at work",
-    "script failed": "{ends}with an exception of a script that used the engine",
-    "run over": "{ends}with the engine of a script ready (no server)",
-    "lost": "shows no state of a server",
-}
-
-
 def log_endings(report: Report, ends: str = "ends ") -> list[str]:
     """Return for each log that was judged alone how it ends: "ends with a dead engine, 2026-11-20 03:12:44 UTC"."""
     lines = []
@@ -214,7 +202,7 @@ def log_endings(report: Report, ends: str = "ends ") -> list[str]:
         if ending.errors and ending.state in ("failed", "dead"):
             raised = f" in {plural(ending.processes, 'process', 'processes')}" if ending.processes > 1 else ""
             errors = f"; {plural(ending.errors, 'line')} of errors{raised}"
-        end = ENDS[ending.state].format(ends=ends, phase=ending.phase)
+        end = in_words_of("log")[ending.state].format(ends=ends, phase=ending.phase)
         lines.append(f"{head}{end}{done}, {moment(ending.at)}{errors}")
     return lines
 

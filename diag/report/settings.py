@@ -11,6 +11,7 @@ from diag.core.formatting import gibibytes, plural
 from diag.lint.rule import SEVERITIES, LintFinding, LintReport, LintResult
 from diag.report.documents import Document
 from diag.report.layout import labelled, paragraph, table, verbatim
+from diag.report.spans import states
 from diag.vllm.running_config import EXPORTER, FLAGS, PAGE, SET, Value
 
 if TYPE_CHECKING:
@@ -23,12 +24,7 @@ _METRICS = {PAGE: f"{PAGE}: cache_config_info", EXPORTER: f"{EXPORTER}: diag_vll
 """Sources of settings that publish them in a metric worth naming."""
 
 
-UNKNOWN = {
-    "incomplete": "needs the log (--log), the launch command (--launch) or /server_info (VLLM_SERVER_DEV_MODE=1)",
-    "version": "the default depends on the vLLM version, which is unknown",
-    "gpu": "the default depends on the GPU, and none or several kinds were found; needs /server_info",
-    "model": "the default depends on the model and the platform; needs the log or /server_info",
-}
+UNKNOWN = states("setting")
 """Reasons why the value of a setting is unknown, by `Unknown`."""
 
 

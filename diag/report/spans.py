@@ -47,6 +47,12 @@ def labels() -> Mapping[str, str]:
     return read(PACKAGE / "report" / "labels.toml", dict[str, str])
 
 
+@cache
+def states(kind: str) -> Mapping[str, str]:
+    """Return the states of this kind in words."""
+    return read(PACKAGE / "report" / "states.toml", dict[str, dict[str, str]])[kind]
+
+
 def label(name: str) -> Span:
     return Span(labels()[name], f"label {name}")
 

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from diag.core.formatting import TimeFormat, clock, escaped, moment, quantity
+from diag.core.formatting import TimeFormat, clock, moment, quantity
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.onset import onset
 from diag.diagnosis.vitals import Vitals
+from diag.report.templates import pixels, shape
 
 Point = tuple[float, float]
 """A time in unix seconds and a value."""
@@ -126,44 +127,47 @@ def plot(reading: Reading, diagnosis: Diagnosis, axis: Axis) -> Markup:
     healthy = [(scale.box.top, top), (bottom, base)]
     restarts = axis.restarts.get(instance_name(diagnosis.subject), ())
     parts = [
-        _rect("holds", scale.box.left, top, scale.right, bottom),
-        *(_rect("fine", scale.box.left, above, scale.right, below) for above, below in healthy if below > above),
+        shape("rect", "holds", scale.box.left, top, scale.right, bottom),
+        *(
+            shape("rect", "fine", scale.box.left, above, scale.right, below)
+            for above, below in healthy
+            if below > above
+        ),
         *_axes(points, reading.condition.signal.unit, scale),
-        Markup("").join(_span(episode, scale, base - 2, base + 2) for episode in diagnosis.one_by_one),
-        *(vertical(scale.x(unix), scale, "restart") for unix in restarts if axis.start <= unix <= axis.end),
-        horizontal(threshold, scale, "limit"),
-        text(reading.threshold, scale.right + 6, threshold + 4, "limit"),
+        *(_span(episode, scale, base - 2, base + 2) for episode in diagnosis.one_by_one),
+        *(shape("vertical", scale.x(unix), scale, "restart") for unix in restarts if axis.start <= unix <= axis.end),
+        shape("horizontal", threshold, scale, "limit"),
+        shape("text", reading.threshold, scale.right + 6, threshold + 4, "limit"),
         _line(points, scale),
     ]
     if len(points) <= FEW_SCRAPES:
         dots = [(unix, value) for unix, value in points if value is not None]
-        parts += [_circle("scrape", scale.x(unix), scale.y(value), 1.8) for unix, value in dots]
+        parts += [shape("circle", "scrape", scale.x(unix), scale.y(value), 1.8) for unix, value in dots]
     began = onset(reading, diagnosis)
     if began is not None:
         x, start = scale.x(max(began, scale.start)), _time_format(scale)(began)
         crossed = "this signal crossed at" if began > diagnosis.instants[0] else "this signal crossed before"
         anchor = "start" if x < PLOT.width / 3 else "end" if x > PLOT.width * 2 / 3 else "middle"
-        parts.append(vertical(x, scale, "onset"))
-        parts.append(text(f"{crossed} {start}", x, scale.box.top - 8, f"onset {anchor}"))
+        parts.append(shape("vertical", x, scale, "onset"))
+        parts.append(shape("text", f"{crossed} {start}", x, scale.box.top - 8, f"onset {anchor}"))
     if reading.value is not None and diagnosis.until is not None:
-        parts.append(_circle("reported", scale.x(diagnosis.until), scale.y(reading.value), 3.5))
+        parts.append(shape("circle", "reported", scale.x(diagnosis.until), scale.y(reading.value), 3.5))
     name = f"{reading.condition.signal.name}, {reading.threshold}, over time"
-    return whole(PLOT, "plot", *parts, role="img", aria_label=name)
+    return shape("whole", PLOT, "plot", parts, name)
 
 
 def spark(instants: Sequence[float], history: Sequence[float | None], limit: float | None = None) -> Markup:
     """Plot a history alone, small enough for a row of a table: with its threshold, or from zero on."""
     points = list(zip(instants, history, strict=True))
     scale = _scale(SPARK, points, limit or 0.0)
-    threshold = "" if limit is None else horizontal(scale.y(limit), scale, "limit")
-    return whole(SPARK, "spark", threshold, _line(points, scale), aria_hidden="true")
+    threshold = [] if limit is None else [shape("horizontal", scale.y(limit), scale, "limit")]
+    return shape("whole", SPARK, "spark", [*threshold, _line(points, scale)])
 
 
 def bar(diagnosis: Diagnosis, start: float, end: float) -> Markup:
     """Mark the time in which an incident was present within the observed span."""
     scale = Scale(BAR, start, end)
-    track = element("rect", class_="track", width=BAR.width, height=BAR.height, rx=2)
-    return whole(BAR, "bar", track, _span(diagnosis, scale, 0, BAR.height), aria_hidden="true")
+    return shape("whole", BAR, "bar", [shape("track", BAR), _span(diagnosis, scale, 0, BAR.height)])
 
 
 def thin(points: Points, scale: Scale) -> list[list[Point]]:
@@ -197,28 +201,30 @@ def _scale(box: Box, points: Points, limit: float, axis: Axis | None = None) -> 
 def _axes(points: Points, unit: str, scale: Scale) -> Iterator[Markup]:
     """Label the first and the last instant in full, round times where there is room, the least and greatest value."""
     base = scale.box.height - 8
-    yield horizontal(scale.bottom, scale, "axis")
+    yield shape("horizontal", scale.bottom, scale, "axis")
     if scale.start == scale.end:
-        yield text(moment(scale.start), scale.x(scale.start), base, "middle")
+        yield shape("text", moment(scale.start), scale.x(scale.start), base, "middle")
     else:
         start = datetime.datetime.fromtimestamp(scale.start, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        yield text(start, scale.box.left, base, "start")
-        yield text(_time_format(scale)(scale.end), scale.right, base, "end")
+        yield shape("text", start, scale.box.left, base, "start")
+        yield shape("text", _time_format(scale)(scale.end), scale.right, base, "end")
         step = next((step for step in STEPS if scale.end - scale.start <= step * MARKS), STEPS[-1])
         form = "%H:%M:%S" if step < 60 else "%H:%M" if step < 86400 else "%m-%d"
         last_label = 80 if _time_format(scale) is clock else 140
         for unix in range(math.ceil(scale.start / step) * step, math.ceil(scale.end), step):
             x = scale.x(unix)
-            yield vertical(x, scale, "grid")
+            yield shape("vertical", x, scale, "grid")
             if scale.box.left + 146 < x < scale.right - last_label - 24:
-                yield text(datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime(form), x, base, "middle")
+                yield shape(
+                    "text", datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime(form), x, base, "middle"
+                )
 
     known = [value for _, value in points if value is not None]
     if known:
         most, left = scale.y(max(known)) + 4, scale.box.left - 6
-        yield text(quantity(max(known), unit), left, most, "end")
+        yield shape("text", quantity(max(known), unit), left, most, "end")
         if min(known) < max(known):  # one below the other if the values are too close
-            yield text(quantity(min(known), unit), left, max(scale.y(min(known)) + 4, most + LINE), "end")
+            yield shape("text", quantity(min(known), unit), left, max(scale.y(min(known)) + 4, most + LINE), "end")
 
 
 def _time_format(scale: Scale) -> TimeFormat:
@@ -233,7 +239,7 @@ def _line(points: Points, scale: Scale) -> Markup:
     for stroke in thin(points, scale):
         pairs = " ".join(f"{pixels(scale.x(unix))} {pixels(scale.y(value))}" for unix, value in stroke)
         path += f"M{pairs}" if len(stroke) > 1 else f"M{pairs}h0"
-    return element("path", class_="line", d=path)
+    return shape("path", "line", path)
 
 
 def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> Markup:
@@ -241,52 +247,4 @@ def _span(diagnosis: Diagnosis, scale: Scale, top: float, bottom: float) -> Mark
     left = scale.x(scale.start if diagnosis.since is None else diagnosis.since)
     right = scale.x(scale.end if diagnosis.until is None else diagnosis.until)
     left = min(left, right - 3)
-    return _rect("present", max(left, scale.box.left), top, right, bottom)
-
-
-# -- shapes -----------------------------------------------------------------------------------------------------------
-
-
-def element(tag: str, /, *inside: str, **attributes: object) -> Markup:
-    """Return an element around text, which is escaped, or markup.
-
-    `class_` is its class, an underscore in a name stands for a hyphen.
-    """
-    given = (
-        Markup(' {}="{}"').format(name.rstrip("_").replace("_", "-"), escaped(str(value)))
-        for name, value in attributes.items()
-    )
-    start = Markup("<{}{}").format(tag, Markup("").join(given))
-    content = Markup("").join(part if isinstance(part, Markup) else escaped(part) for part in inside)
-    return start + (Markup(">{}</{}>").format(content, tag) if inside else Markup("/>"))
-
-
-def whole(box: Box, class_: str, *parts: str, **attributes: object) -> Markup:
-    return element("svg", *parts, class_=class_, viewBox=f"0 0 {box.width} {box.height}", **attributes)
-
-
-def _rect(class_: str, left: float, top: float, right: float, bottom: float) -> Markup:
-    width, height = pixels(right - left), pixels(bottom - top)
-    return element("rect", class_=class_, x=pixels(left), y=pixels(top), width=width, height=height)
-
-
-def _circle(class_: str, x: float, y: float, radius: float) -> Markup:
-    return element("circle", class_=class_, cx=pixels(x), cy=pixels(y), r=radius)
-
-
-def horizontal(y: float, scale: Scale, class_: str) -> Markup:
-    return element("path", class_=class_, d=f"M{scale.box.left} {pixels(y)}H{scale.right}")
-
-
-def vertical(x: float, scale: Scale, class_: str) -> Markup:
-    return element("path", class_=class_, d=f"M{pixels(x)} {scale.box.top}V{scale.bottom}")
-
-
-def text(label: str, x: float, y: float, class_: str) -> Markup:
-    """Return a label; nothing for an empty one."""
-    return element("text", label, class_=class_, x=pixels(x), y=pixels(y)) if label else Markup()
-
-
-def pixels(length: float) -> str:
-    """Format a length with four significant digits."""
-    return f"{length:.4g}"
+    return shape("rect", "present", max(left, scale.box.left), top, right, bottom)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import clock, escaped, listed, plural, printable, quantity
 from diag.core.subjects import UNKNOWN, instance_name, label_value
 from diag.diagnosis.query_cache import QueryCache
@@ -21,8 +22,6 @@ from diag.top.frame import THROTTLED, Frame, ServerRow
 GAP = 2
 """Columns between two cells."""
 LEAST_NAME, MOST_NAME = 12, 40
-SPARK = 12
-"""Bars in a cell."""
 NOTHING = "-"
 STATES = ("dead", "stalled", "starting", "slow", "faulted", "asleep", "busy", "idle")
 MINUTES, THOUSANDS = 600, 10_000
@@ -34,17 +33,36 @@ MOST_PARTS = 64
 
 
 class ServerColumn(NamedTuple):
-    """A column: its heading in two lines, its cell and width; if room is short, the lowest ranks are shown.
-
-    `gpu_rank` is the rank in the view of the GPUs.
-    """
+    """A column: its heading in two lines, what it shows (a measure or one of `CELLS`), its width and ranks."""
 
     title: str
-    cell: Callable[[ServerRow], str]
+    of: str
     width: int
     rank: int
     gpu_rank: int
     right: bool = True
+
+    def cell(self, row: ServerRow) -> str:
+        return CELLS[self.of](row, self.width) if self.of in CELLS else value(row, self.of)
+
+
+class PartMeasure(NamedTuple):
+    """A number of each GPU or process."""
+
+    title: str
+    unit: str
+    promql: str
+
+
+class Columns(NamedTuple):
+    """The content of columns.toml."""
+
+    servers: tuple[ServerColumn, ...]
+    gpus: tuple[PartMeasure, ...]
+    processes: tuple[PartMeasure, ...]
+
+
+SHOWN = read(PACKAGE / "top" / "columns.toml", Columns)
 
 
 def bars(values: Sequence[float | None], most: int) -> str:
@@ -86,37 +104,18 @@ def _first(names: Sequence[str], room: int) -> str:
     return shortened(printable(names[0]), room - len(more)) + more if names else ""
 
 
-def _measure(title: str, key: str, width: int, rank: int, gpu_rank: int) -> ServerColumn:
-    return ServerColumn(title, lambda row: value(row, key), width, rank, gpu_rank)
+def _incident(row: ServerRow, room: int) -> str:
+    return _first(row.incidents, room) or ("undecided" if row.verdict == "warning" else "")
 
 
-COLUMNS = (
-    ServerColumn("verdict", lambda row: row.verdict, 8, 0, 0, right=False),
-    ServerColumn("state", state, 8, 2, 1, right=False),
-    ServerColumn(
-        "incident",
-        lambda row: _first(row.incidents, 22) or ("undecided" if row.verdict == "warning" else ""),
-        22,
-        1,
-        9,
-        right=False,
-    ),
-    ServerColumn("since\nUTC", since, 15, 10, 10, right=False),
-    _measure("run", "running", 4, 3, 11),
-    _measure("wait", "waiting", 4, 4, 12),
-    _measure("KV", "kv", 4, 5, 13),
-    _measure("output\ntok/s", "tokens", 6, 9, 2),
-    ServerColumn("last\nminutes", lambda row: bars(row.history.get("tokens", ()), SPARK), SPARK, 8, 8, right=False),
-    _measure("TTFT\np50", "ttft50", 6, 11, 14),
-    _measure("TTFT\np95", "ttft95", 6, 6, 15),
-    _measure("ITL\np50", "itl50", 6, 12, 16),
-    _measure("ITL\np95", "itl95", 6, 7, 17),
-    _measure("pre-\nempt/min", "preemptions", 8, 13, 18),
-    _measure("GPU\npower", "power", 6, 16, 4),
-    _measure("SM\nMHz", "clock", 5, 17, 5),
-    _measure("GPU\ntemp", "temperature", 5, 15, 3),
-    ServerColumn("throttled\nby", lambda row: _first(row.throttled, 17), 17, 14, 6, right=False),
-)
+CELLS: dict[str, Callable[[ServerRow, int], str]] = {
+    "verdict": lambda row, _: row.verdict,
+    "state": lambda row, _: state(row),
+    "incident": _incident,
+    "since": lambda row, _: since(row),
+    "history": lambda row, room: bars(row.history.get("tokens", ()), room),
+    "throttled": lambda row, room: _first(row.throttled, room),
+}
 
 
 class View(NamedTuple):
@@ -154,12 +153,12 @@ def shown_columns(width: int, names: Sequence[str], view: View) -> tuple[int, li
     least = min(max(map(len, names), default=LEAST_NAME), MOST_NAME)
     room = width - GAP - min(least, LEAST_NAME)
     chosen = []
-    for column in sorted(COLUMNS, key=lambda column: column.gpu_rank if view.gpus else column.rank):
+    for column in sorted(SHOWN.servers, key=lambda column: column.gpu_rank if view.gpus else column.rank):
         if column.width + GAP > room:
             break
         room -= column.width + GAP
         chosen.append(column)
-    return min(least, min(least, LEAST_NAME) + room), [column for column in COLUMNS if column in chosen]
+    return min(least, min(least, LEAST_NAME) + room), [column for column in SHOWN.servers if column in chosen]
 
 
 def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
@@ -183,30 +182,6 @@ def summary(frame: Frame, view: View, found: int, width: int) -> list[str]:
     return [first, *(line if len(line) <= width else f"{line[: width - 1]}…" for line in below)]
 
 
-class PartMeasure(NamedTuple):
-    """A number of each GPU or process; `unit` as signals have them."""
-
-    title: str
-    unit: str
-    promql: str
-
-
-def _last(metric: str) -> str:
-    return f"last_over_time({metric}[$window])"
-
-
-OF_GPUS = (
-    PartMeasure("utilisation", "share", _last("diag_gpu_utilization_ratio")),
-    PartMeasure("power", "watts", _last("diag_gpu_power_watts")),
-    PartMeasure("SM MHz", "", _last('diag_gpu_clock_hertz{clock="sm"}') + " / 1e6"),
-    PartMeasure("temperature", "celsius", _last("diag_gpu_temperature_celsius")),
-    PartMeasure("memory used", "bytes", _last("diag_gpu_memory_used_bytes")),
-)
-OF_PROCESSES = (
-    PartMeasure("CPU cores", "", "rate(diag_vllm_process_cpu_seconds_total[$window])"),
-    PartMeasure("memory", "bytes", _last("diag_vllm_process_resident_memory_bytes")),
-    PartMeasure("stopped", "bool", _last("diag_vllm_process_stopped")),
-)
 Part = tuple[str, ...]
 """The label values of a GPU or process."""
 
@@ -233,15 +208,17 @@ def page(frame: Frame, row: ServerRow, width: int) -> list[str]:
                 *cells,
                 listed(reasons.get(gpu, [])),
             )
-            for gpu, cells in _parts(queries, row.instance, OF_GPUS, ("gpu",)).items()
+            for gpu, cells in _parts(queries, row.instance, SHOWN.gpus, ("gpu",)).items()
         ]
-        lines += _part_table("GPUs", ("", "", *(measure.title for measure in OF_GPUS), "throttled by"), gpus)
+        lines += _part_table("GPUs", ("", "", *(measure.title for measure in SHOWN.gpus), "throttled by"), gpus)
 
         processes = [
             (role, f"rank {rank}" if rank else "", f"pid {pid}", *cells)
-            for (role, rank, pid), cells in _parts(queries, row.instance, OF_PROCESSES, ("role", "rank", "pid")).items()
+            for (role, rank, pid), cells in _parts(
+                queries, row.instance, SHOWN.processes, ("role", "rank", "pid")
+            ).items()
         ]
-        lines += _part_table("processes", ("", "", "", *(measure.title for measure in OF_PROCESSES)), processes)
+        lines += _part_table("processes", ("", "", "", *(measure.title for measure in SHOWN.processes)), processes)
     return lines
 
 

@@ -427,6 +427,11 @@ def test_engine_that_ends_after_sigterm_is_not_dead() -> None:
 ENGINE_STOPS = head("02:10:00") + "[shutdown] EngineCore: "
 CUT = head("02:10:01", "ERROR", "APIServer", "serving.py") + "Error in completion stream generator."
 REFUSED = 'INFO:     127.0.0.1:35926 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'
+NO_ENGINE = head("02:10:01", "INFO", "APIServer", "launcher.py") + "[shutdown] API server: engine client stopped"
+LEFT = head("02:10:07", "INFO", "APIServer", "loggers.py") + (
+    "Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 19.1 tokens/s, Running: {} reqs, "
+    "Waiting: 0 reqs, GPU KV cache usage: 0.4%, Prefix cache hit rate: 0.0%"
+)
 
 
 @pytest.mark.parametrize(
@@ -438,10 +443,17 @@ REFUSED = 'INFO:     127.0.0.1:35926 - "POST /v1/completions HTTP/1.1" 500 Inter
         ([SHUTDOWN, ENGINE_STOPS + "draining in-flight requests count=2 timeout=60s", CUT, REFUSED, REFUSED], 1, 2),
         ([SHUTDOWN, ENGINE_STOPS + "draining in-flight requests count=2 timeout=60s"], None, None),
         ([SHUTDOWN], None, None),
+        ([SHUTDOWN, NO_ENGINE, LEFT.format(5), LEFT.format(5)], 5, 0),
+        ([SHUTDOWN, REFUSED, NO_ENGINE, LEFT.format(5)], 1, 0),
+        ([SHUTDOWN, ENGINE_STOPS + "aborting in-flight requests count=7", NO_ENGINE, LEFT.format(5)], 7, None),
+        ([SHUTDOWN, LEFT.format(5), NO_ENGINE, LEFT.format(0)], None, None),
         ([CUT, REFUSED, SHUTDOWN], None, None),
         ([head("02:09:59", "ERROR") + "EngineCore encountered a fatal error.", SHUTDOWN, CUT, REFUSED], None, None),
     ],
-    ids=["streams", "answers", "engine", "drain", "a drain that ends", "nothing in flight", "before", "a crash"],
+    ids=[
+        *("streams", "answers", "engine", "drain", "a drain that ends", "nothing in flight", "killed before it tells"),
+        *("killed, and answered", "killed after it told", "killed after a drain", "before", "a crash"),
+    ],
 )
 def test_requests_that_a_planned_shutdown_ends_are_counted(
     lines: list[str], cut: float | None, refused: float | None

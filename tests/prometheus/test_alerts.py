@@ -318,6 +318,20 @@ def test_a_violated_slo_pages(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("failed", "alert"), [(0.45, {"requests_failing"}), (0.1, set())])
+def test_a_tenth_of_the_answers_that_fails_suddenly_is_a_warning_in_minutes(
+    tmp_path: Path, failed: float, alert: set[str]
+) -> None:
+    series = timeline("healthy", *CALM, before=CALM)
+    answers = {("__name__", "http_requests_total"), ("method", "POST"), ("handler", "/v1/completions")}
+    ill = timelines.TIMES - LEAD
+    series[frozenset({*answers, ("status", "2xx")})] = 12_000 + 4.0 * ill
+    series[frozenset({*answers, ("status", "5xx")})] = np.where(ill > 0, np.floor(failed * ill), np.nan)
+    found = fired(only("requests_failing", tmp_path), series, metrics_read(), tmp_path)
+    assert found.incidents == alert
+    assert all(severity == "warning" and at <= 480 for (_, severity), at in found.first.items())
+
+
 def test_alerts_have_the_labels_that_identify_a_server_at_this_site(tmp_path: Path) -> None:
     site = Site(labels=("cluster", "pod"))
     file = tmp_path / "rules.yaml"

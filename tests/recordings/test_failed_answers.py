@@ -62,7 +62,23 @@ def test_server_whose_answers_fail_below_the_limit_of_an_incident_is_not_healthy
     without = partial(re.sub, r"http_requests[^\n]*\n", "")
     report = judged(tmp_path, lambda t: answers("2xx", 2 * t) + answers("5xx", 0.4 * t), "healthy", without)
     assert (report.verdict, report.health.lacking) == ("no_incident", ("answers",))
-    assert report.health.missing[0].lacks.endswith(" % of them are errors (HTTP 5xx)")
+    assert report.health.missing[0].lacks.startswith("success: errors (HTTP 5xx)")
+
+
+@pytest.mark.parametrize(
+    ("failed", "expected"),
+    [(lambda t: max(0, t - 20), "present"), (lambda t: 90 + t, "absent"), (lambda t: 12 * (t > 30), "absent")],
+    ids=["a tenth, all at once", "a tenth, as ever", "twelve in one second"],
+)
+def test_a_share_below_the_fast_burn_is_told_if_it_rose_suddenly(
+    tmp_path: Path, failed: Callable[[float], float], expected: str
+) -> None:
+    def counters(t: float) -> str:
+        return answers("2xx", 900 + 9 * t) + (answers("5xx", failed(t)) if failed(t) else "")
+
+    without = partial(re.sub, r"http_requests[^\n]*\n", "")
+    report = judged(tmp_path, counters, "healthy", without)
+    assert (state(report, FAILING), FAILING in present(report)) == (expected, expected == "present")
 
 
 def test_few_answers_of_which_some_fail_are_unknown(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def pod(args: str, more: str = "", spec: str = "") -> str:
     return f"kind: Deployment\nspec: {{template: {{spec: {{containers: [{container}]{spec}}}}}}}\n"
 
 
-RUN = "docker run -p 8000:8000 --ipc=host --gpus"
+RUN = "docker run -p 127.0.0.1:8000:8000 --ipc=host --gpus"
 SHELL = "IS=1\nARGS=(--seed 1)\n"
 TABLE = {
     # a file: what it holds, and the rules of errors (2) and warnings (1) of each server
@@ -88,18 +88,100 @@ TABLE = {
         "c.yaml",
         compose(
             service(
-                "--model org/m-32B",
+                "--model m-32B",
                 GPU % "count: 1",
                 "healthcheck: {test: curl -f http://localhost:8000/health, start_period: 50s, interval: 10s}",
             )
         ),
         [{"probe_kills_the_start": 1}],
     ),
-    "no GPU is given": ("r.sh", "docker run -p 8000:8000 vllm/vllm-openai:v0.25.1 m", [{"gpu_limit_differs": 2}]),
+    "no GPU is given": (
+        "r.sh",
+        "docker run -p 8000:8000 vllm/vllm-openai:v0.25.1 m",
+        [{"gpu_limit_differs": 2, "public_without_a_key": 1}],
+    ),
+    "options with variables": (
+        "r.sh",
+        'docker run --gpus all --network host -p "$PORT:8000" -e HF_TOKEN=$HF_TOKEN --name $N vllm/vllm-openai:latest'
+        ' --model org/m --trust-remote-code --api-key $KEY\n',
+        [
+            {
+                **{"key_in_the_arguments": 1, "remote_code_of_any_revision": 1, "weights_are_downloaded_again": 1},
+                **{"published_beside_the_hosts_network": 1, "image_not_pinned": 1},
+            }
+        ],
+    ),
+    "a Pod behind a NodePort": (
+        "d.yaml",
+        f"kind: Pod\nmetadata: {{labels: {{a: b}}}}\nspec: {{containers: [{{{IMAGE}, args: [--model, /model]}}]}}\n"
+        "---\n"
+        "kind: Service\nspec: {type: NodePort, selector: {a: b}}\n",
+        [{"no_readiness_probe": 1, "public_without_a_key": 1, "model_not_in_a_volume": 1}],
+    ),
+    "a recipe with a build of its own": (
+        "r.yaml",
+        "container: vllm-node-mxfp4\ncommand: |\n  vllm serve m \\\n    --mxfp4-backend X --swap-space 4\n",
+        [{"unknown_flag": 1, "removed_flag": 1}],
+    ),
+    "a health check by the host's address": (
+        "c.yaml",
+        compose(
+            service(
+                "--model m --swap-space 4",
+                "ports: ['127.0.0.1:8086:8000']",
+                "healthcheck: {test: 'curl http://${host_ip}:8086/health', start_period: 10m}",
+                GPU % "count: 1",
+            )
+        ),
+        [{"removed_flag": 2}],
+    ),
+    "another image's port": (
+        "r.sh",
+        "docker run -d -p 127.0.0.1:80:8080 --gpus all r.io/vllm:1 --model=m --swap-space 4\n",
+        [{"removed_flag": 1}],
+    ),
+    "a template's image": (
+        "c.yml.j2",
+        "services:\n{% for m in ms %}\n  vllm-{{ m.name | lower }}:\n    image: {{ vllm_image }}:{{ tag }}\n"
+        "    command: >\n      --model {{ m.path }}\n{% if x %}\n      --swap-space 4\n{% endif %}\n{% endfor %}\n",
+        [{"removed_flag": 1}],
+    ),
+    "a chart's image": (
+        "d.yaml",
+        pod("--model, /m, --swap-space, '4'").replace(IMAGE, 'image: "{{ .Values.image }}:{{ .Values.tag }}"'),
+        [{"removed_flag": 1}],
+    ),
+    "secrets of a build": (
+        "Dockerfile",
+        "FROM vllm/vllm-openai:v0.25.1 AS a\nARG HF_TOKEN\nFROM vllm/vllm-openai:v0.25.1\nENV OTHER_TOKEN= X=1\n"
+        'CMD ["--model", "/m", "--swap-space", "4"]\n',
+        [{"removed_flag": 2}],
+    ),
+    "caches by variables": (
+        "d.yaml",
+        pod("--model, org/m", ", env: [{name: HF_HOME, value: /data}], volumeMounts: [{mountPath: /data}]")
+        + "---\n"
+        + pod("--model, org/m", ", env: [{name: HF_HOME, value: /x}], volumeMounts: [{mountPath: /data}]")
+        + "---\n"
+        + pod("--model, meta-llama/m", ", envFrom: [{secretRef: {name: s}}], volumeMounts: [{mountPath: /data}]"),
+        [{}, {"weights_are_downloaded_again": 1}, {}],
+    ),
+    "a range of releases": (
+        "m.py",
+        "pip_install('vllm>=0.16,<0.17')\nsubprocess.run(['vllm', 'serve', 'm', '--swap-space', '4'])\n",
+        [{"no_effect": 1}],
+    ),
+    "volumes and a port of a variable's address": (
+        "c.yaml",
+        compose(service("--model /model", "volumes: ['${DIR:-x}:/model:ro']", "ports: ['${BIND_IP}:8000:8000']"))
+        + service("--model org/m", "volumes: ['$HF:/root/.cache/huggingface']", "env_file: e", "ports: ['1:8000']")
+        .replace("    command", f"  embed:\n    {IMAGE}\n    command"),
+        [{"gpu_limit_differs": 1}] * 2,
+    ),
     "one device for four ranks": ("r.sh", f"{RUN} device=0 {IMAGE[7:]} m -tp 4", [{"gpu_limit_differs": 2}]),
     "no shared memory": (
         "r.sh",
-        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.25.1 m -tp 2",
+        "docker run --gpus all -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.25.1 m -tp 2",
         [{"no_shared_memory": 1}],
     ),
     "an unknown option": ("r.sh", f"{RUN} all $MORE vllm/vllm-openai:v0.25.1 m -tp 2 --port 9000", [{}]),
@@ -245,7 +327,7 @@ TABLE = {
     ),
     "a quadlet": (
         "v.container",
-        f"[Container]\nImage={IMAGE[7:]}\nExec=--model m \\\n  --swap-space 4\nPublishPort=80:9000\n"
+        f"[Container]\nImage={IMAGE[7:]}\nExec=--model m \\\n  --swap-space 4\nPublishPort=127.0.0.1:80:9000\n"
         "AddDevice=nvidia.com/gpu=all\n",
         [{"removed_flag": 2, "published_port_differs": 1}],
     ),
@@ -337,7 +419,13 @@ TABLE = {
     "words for a shell": (
         "p.yaml",
         pod("'--model=org/m', '--swap-space=4'", """, command: [bash, -c, 'vllm serve "$@"', --]"""),
-        [{"removed_flag": 2, "model_by_flag": 1}],
+        [{"removed_flag": 2, "model_by_flag": 1, "weights_are_downloaded_again": 1}],
+    ),
+    "a chart whose settings stand beside the model": (
+        "values.yaml",
+        "model: {repoId: org/m}\nimage: {repository: vllm/vllm-openai, tag: v0.25.1}\n"
+        "vllm: {task: '', servedModelName: m, maxModelLen: 16, extraArgs: [--swap-space, '4']}\n",
+        [{"removed_flag": 2}],
     ),
     "a benchmark": ("s.sh", "python3 -m vllm.entrypoints.cli.main bench serve --rate 1\nvllm serve m", [{}]),
     "an overlay of Compose": (
@@ -489,7 +577,7 @@ TABLE = {
     ),
     "the model may be in the file of the container": (
         "values.yaml",
-        "image: {repository: a/vllm-x, tag: latest}\n"
+        "image: {repository: a/vllm-x, tag: '1'}\n"
         "command: [bash, -c, 'python patch.py && exec vllm serve --config /etc/c.yaml']\n",
         [{}],
     ),
@@ -593,7 +681,7 @@ TABLE = {
     "a removed flag in short": (
         "s.sh",
         f"{RUN} all {IMAGE[7:]} --model m --disable-log-request\n"
-        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.9.0 --model m --disable-log-request\n",
+        "docker run --gpus all --ipc=host vllm/vllm-openai:v0.9.0 --model m --disable-log-request\n",
         [{"removed_flag": 2}, {}],
     ),
     "an InferenceService and its ServingRuntime are one server": (

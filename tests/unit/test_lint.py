@@ -333,14 +333,14 @@ def test_unread_variable_is_corrected_in_place(text: str, expected: str) -> None
         ("python -m vllm.entrypoints.openai.api_server --model m", set()),
         ("python -m vllm.entrypoints.openai.api_server m", {"model_not_read"}),
         ("python -m vllm.entrypoints.openai.api_server m --model m", {"word_too_many"}),
-        ("docker run vllm/vllm-openai --model m", set()),
-        ("docker run vllm/vllm-openai --model m n", {"word_too_many"}),
-        ("docker run vllm/vllm-openai vllm serve m", {"entry_point_repeated"}),
-        ("docker run vllm/vllm-openai serve m", {"entry_point_repeated"}),
-        ("docker run vllm/vllm-openai vllm serve --model m", {"entry_point_repeated"}),
-        ("docker run --entrypoint vllm vllm/vllm-openai serve m", set()),
+        ("docker run vllm/vllm-openai:v0.32.0 --model m", set()),
+        ("docker run vllm/vllm-openai:v0.32.0 --model m n", {"word_too_many"}),
+        ("docker run vllm/vllm-openai:v0.32.0 vllm serve m", {"entry_point_repeated"}),
+        ("docker run vllm/vllm-openai:v0.32.0 serve m", {"entry_point_repeated"}),
+        ("docker run vllm/vllm-openai:v0.32.0 vllm serve --model m", {"entry_point_repeated"}),
+        ("docker run --entrypoint vllm vllm/vllm-openai:v0.32.0 serve m", set()),
         ("docker run nvcr.io/nvidia/vllm:25.09-py3 vllm serve m", set()),
-        ("docker run vllm/vllm-openai m --port 1", set()),
+        ("docker run vllm/vllm-openai:v0.32.0 m --port 1", set()),
         ("vllm serve -- m", set()),
         ("vllm serve --config $CONFIG", set()),
         ("vllm serve --port 1 $ARGS", set()),
@@ -365,12 +365,12 @@ def test_a_model_by_flag_is_refused_by_the_releases_that_do(text: str, version: 
 
 
 def test_the_entry_point_of_an_image_is_the_one_of_its_release() -> None:
-    assert rules("docker run vllm/vllm-openai m", "0.9.1") == {"model_not_read"}
-    assert not rules("docker run vllm/vllm-openai m", "0.17.1")
-    assert not rules("docker run --entrypoint vllm vllm/vllm-openai serve m", "0.9.1")
-    again = "docker run vllm/vllm-openai vllm serve m"
-    assert after(again, "0.17.1") == "docker run vllm/vllm-openai m"
-    assert after(again, "0.9.1") == "docker run vllm/vllm-openai --model m"
+    assert rules("docker run vllm/vllm-openai:v0.32.0 m", "0.9.1") == {"model_not_read"}
+    assert not rules("docker run vllm/vllm-openai:v0.32.0 m", "0.17.1")
+    assert not rules("docker run --entrypoint vllm vllm/vllm-openai:v0.32.0 serve m", "0.9.1")
+    again = "docker run vllm/vllm-openai:v0.32.0 vllm serve m"
+    assert after(again, "0.17.1") == "docker run vllm/vllm-openai:v0.32.0 m"
+    assert after(again, "0.9.1") == "docker run vllm/vllm-openai:v0.32.0 --model m"
 
 
 def test_correction_puts_the_model_where_the_entry_point_reads_it() -> None:
@@ -642,7 +642,7 @@ def test_a_folder_without_a_config_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("before", "where"),
-    [("docker run vllm/vllm-openai --model", "in the container"), ("ssh h vllm serve", "on another")],
+    [("docker run r.io/vllm-openai:v0.32.0 --model", "in the container"), ("ssh h vllm serve", "on another")],
 )
 def test_a_folder_of_another_machine_is_not_looked_for_here(before: str, where: str, tmp_path: Path) -> None:
     report = linting.judge(f"{before} {tmp_path} --max-model-len 8k", "0.32.0")

@@ -21,6 +21,7 @@ A request that is no POST is a probe, a scanner or a browser, and does not count
 from diag.core import log_events as events
 from diag.core.incident import Condition, judged
 from diag.knowledge.signals.expressions import declared
+from diag.knowledge.signals.load import SLOW_BURN
 from diag.vllm.routes import GENERATING_ROUTES, POOLING_ROUTES
 
 ROUTES = f"{GENERATING_ROUTES}|{POOLING_ROUTES}"
@@ -33,6 +34,8 @@ FAILED_AT_RAY, ANSWERED_BY_RAY = (
 )
 FEWEST_ANSWERS, FEWEST_FAILED = 10, 5
 """A share of fewer answers may be chance; fewer errors may be one request that its client has sent again."""
+BURN_OF_A_SIGN = SLOW_BURN.factor / 2
+"""Burn rate of one scrape that shows failing answers: half of what is told, as half of a symptom ends its alert."""
 FEATURES = {
     "structured output": f"{events.GRAMMAR_FAILED}|{events.GRAMMAR_REJECTED}",
     "images, audio or video": events.MULTIMODAL_CACHE_MISS,
@@ -53,9 +56,9 @@ SIGNS_OF_HARM = {
 }
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
-"""Refused answers in the window, and answers before it, below which a client's habit may look like a change."""
+"""Refused or failed answers in the window, and answers before it, below which a habit may look like a change."""
 SURGE, MANY_REFUSED = 10, 0.2
-"""A wave of client errors: their share, and how many times the share before."""
+"""A wave of errors: how many times the share before; the share of client errors."""
 LONG_ROW, ROWS_BEFORE = 30, 3
 """Requests refused one after the other in the log, and how often as long as any such row before, whatever the time."""
 LOGGED = "diag_vllm_log_answers_total"

@@ -48,8 +48,10 @@ class Container(NamedTuple):
     not answer, by its name. `grace` is terminationGracePeriodSeconds, `pre_stop` the sleep of the preStop hook.
     `is_pod` is True in Kubernetes; `is_whole` is False if a chart or an operator adds to what the text shows,
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
-    `is_served` is True for a pod of a Deployment with ports, `is_public` if a LoadBalancer leads to it
-    and the text shows no key.
+    `is_served` is True for a pod of a Deployment with ports or behind a Service, `is_public` if a LoadBalancer, a
+    NodePort or a port published beyond this host leads to it and the text shows no key; `discarded` are ports published
+    in vain, beside the host's network, `baked` secrets that a Dockerfile leaves in its image, `build`
+    names the image of a script that is written beside it.
     `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
@@ -70,6 +72,9 @@ class Container(NamedTuple):
     nodes: int = 1
     is_served: bool = False
     is_public: bool = False
+    discarded: tuple[str, ...] = ()
+    baked: tuple[str, ...] = ()
+    build: str = ""
     metrics: tuple[str, ...] = ()
     product: str = ""
 
@@ -114,6 +119,7 @@ def read_pod(
         gpus=int(gpus) if gpus is not None else None,
         gpus_by=by,
         memory=quantity(limits.get("memory")),
+        mounts=tuple(mounts),
         is_pod=True,
         is_whole=is_whole,
         is_alone=len(items(spec, "containers")) == 1 and not items(spec, "initContainers"),
@@ -153,7 +159,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
             option, joined, value = word[:2], "=", word[2:]
         if option.startswith("-"):
             options.setdefault(_LONG.get(option, option), []).append(value if joined else following)
-    is_open = any("$" in word for word in words)
+    is_open = any(_is_open_option(option, word) for option, word in zip(("", *words), words, strict=False))
     gpus, by, devices = _given_gpus(options, environment)
     mounts = [text.partition(":")[0] for text in options.get("--tmpfs", ())]
     for text in options.get("--volume", ()):  # without a colon it is an anonymous volume
@@ -166,7 +172,9 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     probe = _health(options)
     is_host = any(value == "host" for value in (*options.get("--network", ()), *options.get("--net", ())))
     # [[ip:]host:]container; a range or a variable is unknown
-    ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in options.get("--publish", ()) if not is_host]
+    listed = options.get("--publish", [])
+    ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in listed if not is_host]
+    is_local = all(re.match(r"127\.|localhost:|\[::1\]|\$\{?\w*(?:BIND|IP|HOST|ADDR)\w*[:}]", text) for text in listed)
     is_fragment = _OF_A_SERVICE.isdisjoint(options)
     return Container(
         kind=kind,
@@ -176,10 +184,29 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
         gpus_by=by,
         devices=devices,
         memory=quantity(re.sub(r"([kmgt])b?$", r"\1i", options.get("--memory", [""])[-1].lower())),
-        published=tuple(int(port) for port in ports if port.isdigit() and len(port) < 6 and int(port)),
+        published=() if any("$" in port for port in ports) else tuple(filter(None, map(_port, ports))),
         mounts=tuple(place for place in mounts if place.startswith("/")),
         is_whole=not is_open and "--volumes-from" not in options and "--user" not in options,
+        is_public=not (is_local or is_host or is_open or "--env-file" in options),
+        discarded=tuple(listed) if is_host else (),
     )
+
+
+def _is_open_option(before: str, word: str) -> bool:
+    """Return True if a word may stand for options, or for a whole volume: no variable within the value of another."""
+    if ("$" not in word and "`" not in word) or re.search(r"\$\{?\w*(?i:image|img)", word):
+        return False
+    is_value = before.startswith("-") and "=" not in before and before not in _SWITCHES
+    is_volume = before in ("-v", "--volume", "--mount") and ":" not in re.sub(r"\$\{[^}]*\}", "", word)
+    is_list = re.search(r"[@*]", word) or word.startswith(("-v$", "-v=$", "--volume=$", "--mount=$"))
+    return bool(is_volume or is_list or (word.startswith(("$", "`")) and not is_value))
+
+
+_SWITCHES = {"-d", "--detach", "--rm", "-i", "-t", "-it", "-ti", "-itd", "-dit", "--init", "--privileged"}
+
+
+def _port(text: str) -> int:
+    return int(text) if text.isdigit() and len(text) < 6 else 0
 
 
 _OF_A_SERVICE = {
@@ -215,15 +242,16 @@ def _given_gpus(
 
 def _health(options: Mapping[str, Sequence[str]]) -> ContainerProbe | None:
     command = " ".join(options.get("--health-cmd", ()))
-    if not command:
+    timing = [options.get(f"--health-{name}", [""])[-1] for name in ("start-period", "interval", "retries")]
+    if not command or any("$" in text for text in timing):
         return None
     url = _URL.search(command)
     start, interval = (
-        sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(options.get(name, [""])[-1]))
-        for name in ("--health-start-period", "--health-interval")
+        sum(float(number) * _SECONDS[unit] for number, unit in _DURATION.findall(text)) for text in timing[:2]
     )
-    retries = _number(options.get("--health-retries", [""])[-1])
-    port = int(url[1] or 0) if url else 0
+    retries = _number(timing[2])
+    # by the address of the host a check reaches the published port
+    port = int(url[1] or 0) if url and re.match(r"https?://(?:localhost|127\.|0\.0\.0\.0)", url[0]) else 0
     return ContainerProbe(url[2] if url else "", start, interval or _INTERVAL, retries or _RETRIES, port)
 
 
@@ -243,10 +271,15 @@ def read_service(service: Mapping[str, Any], environment: Mapping[str, str]) -> 
         for text in _texts(service, key):
             words += [option, text]
     words += [word for item in items(service, "volumes") for word in ("--mount", f"target={item.get('target')}")]
-    words += [word for item in items(service, "ports") for word in ("--publish", str(item.get("target")))]
+    words += [
+        word
+        for item in items(service, "ports")
+        for word in ("--publish", ":".join(str(item[key]) for key in ("host_ip", "target") if key in item))
+    ]
     limit = inner(service, "deploy", "resources", "limits").get("memory", service.get("mem_limit"))
     words += ["--memory", str(limit)] if limit else []
     words += ["--user", str(service["user"])] if service.get("user") else []
+    words += ["--env-file", ""] if service.get("env_file") else []
     check = inner(service, "healthcheck")
     test = check.get("test")
     if test and not check.get("disable"):

@@ -18,6 +18,9 @@ _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
+_MODEL_KEYS = ("name", "repoId", "repo", "id", "path")
+"""Keys under which the values of charts name the model."""
+_KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Job|List|container of Helm values)\b")
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
@@ -93,16 +96,18 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
 
 
 def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
-    """Tell a pod whether it serves others, and whether a LoadBalancer of the same text leads to it."""
-    if not writing.container or not writing.container.is_whole or inner(part).get("kind") != "Deployment":
+    """Tell a pod whether it serves others, and whether a Service of the same text leads to it from elsewhere."""
+    kind = inner(part).get("kind")
+    if not writing.container or not writing.container.is_whole or kind not in ("Deployment", "StatefulSet", "Pod"):
         return writing
-    pod = inner(part, "spec", "template")
+    pod = part if kind == "Pod" else inner(part, "spec", "template")
     labels = inner(pod, "metadata", "labels").items()
     services = [inner(other, "spec") for other in parts if inner(other).get("kind") == "Service"]
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
     leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
-    is_public = any(one.get("type") == "LoadBalancer" for one in leading)
-    is_served = bool(leading) or any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
+    is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
+    has_ports = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
+    is_served = bool(leading) or (has_ports and kind != "Pod")
     has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
     is_public = bool(is_public and not annotated and not has_key)
     box = writing.container._replace(is_served=is_served, is_public=is_public)
@@ -140,15 +145,16 @@ def _listed(value: Any) -> list[Any]:
 
 def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
     """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
-    nodes: list[tuple[str, Any]] = [("", part) for part in parts]
+    nodes: list[tuple[str, Any, str]] = [("", part, "") for part in parts]
     while nodes:
-        key, node = nodes.pop(0)
+        key, node, image = nodes.pop(0)
         if isinstance(node, dict):
-            nodes += [(str(name), child) for name, child in node.items()]
+            named = next((node[name] for name in ("image", "container") if isinstance(node.get(name), str)), image)
+            nodes += [(str(name), child, named) for name, child in node.items()]
         elif isinstance(node, list):
-            nodes += [(key, child) for child in node]
+            nodes += [(key, child, image) for child in node]
         elif isinstance(node, str) and (suffix := _suffix(key, node)) is not None:
-            around = None if suffix else Container("script", shared_memory=None, is_whole=False)
+            around = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
             yield Writing(SCRIPT, node, around, place=key, suffix=suffix)
 
 
@@ -163,6 +169,13 @@ def _suffix(key: str, text: str) -> str | None:
 
 def article(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIOULaeiou' and not name.startswith('Lead') else 'a'} {name}"
+
+
+def _with_settings(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the keys of a chart's `model` and `vllm` beside each other, the model by its name."""
+    named, settings = inner(node, "model"), inner(node, "vllm")
+    name = next((named[key] for key in _MODEL_KEYS if isinstance(named.get(key), str)), node.get("model"))
+    return {**node, **named, "model": name, **{key: value for key, value in settings.items() if value != ""}}
 
 
 class _Reader(NamedTuple):
@@ -265,9 +278,9 @@ class _Reader(NamedTuple):
         program, *words = split(node.get("command" if is_pod else "entrypoint")) or [""]
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
+        called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
         if vllm_image != node.get("image") and not program and not words:
-            named = inner(node, "model")
-            node = {**node, **named, "model": named["name"]} if isinstance(named.get("name"), str) else node
+            node = _with_settings(node)
             # the values of a chart whose templates are not known: keys called as flags are flags
             keys = {key: value for key, value in node.items() if isinstance(key, str) and flag(key) in known()}
             if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
@@ -285,9 +298,11 @@ class _Reader(NamedTuple):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             return  # what this image starts is unknown
+        elif not (program or words) and is_pod and not _KINDS.search(name):
+            return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
             return  # the operator says it, or Python is the image's entry point
-        elif "vllm" in (vllm_image or str(node.get("name"))) or _SERVES.search(" ".join([program, *words])):
+        elif "vllm" in called_by.lower() or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
             words = _referenced(words, environment)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None

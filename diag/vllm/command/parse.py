@@ -118,7 +118,11 @@ _HELD = re.compile(
     r"\s*(?:(?:exec|nohup|\w+=\S*|\$\w+)\s+){0,20}(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s"
 )
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
-_PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?==(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_RANGE = re.compile(
+    r"(?<![\w-])vllm(?:\[[\w,-]+\])?\s*>=\s*(\d+)\.(\d+)(?:\.\d+)?\s*,\s*<\s*\1\.(\d+)(?:\.0)?(?![.\d])"
+)
+"""A range of releases with one first version."""
 _BY_NAME = re.compile(r"(?<=vllm==)\$?\{+(\w{1,60})\}+|(?<=vllm-openai:v)\$?\{+(\w{1,60})\}+")
 """The name of a variable that holds the release."""
 _BUILT = re.compile(r"\bVLLM_(?:REF|VERSION|TAG|BRANCH)\s*[:=]\s*[\"']?v(\d+\.\d+\.\d+)\b")
@@ -376,6 +380,7 @@ def _named(text: str) -> tuple[str, str]:
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
     wheels = {*_PINNED.findall(text), *(_BUILT.findall(text) if "vllm-project/vllm" in text else ())}
+    wheels |= {f"{first}.{low}.0" for first, low, high in _RANGE.findall(text) if int(high) == int(low) + 1}
     if images and wheels and images != wheels:
         return "", ""  # several servers, or a step between releases
     pinned, beside = (found.pop() if len(found) == 1 else "" for found in (wheels, images))

@@ -53,7 +53,8 @@ _TOKEN = re.compile(
 """Tokens by their beginning, and long words of letters and digits, which no person writes."""
 _COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
-_WORDS = re.compile(r"--[a-z]{2,12}(?:[-_][a-z]{1,12})*")
+_FORMAT = r"(?:mx|nv|b|u)?(?:fp|nf|int|f)\d{1,2}|v\d|w\da\d{1,2}"
+_WORDS = re.compile(rf"--(?:[a-z]{{2,12}}|{_FORMAT})(?:[-_](?:[a-z]{{1,12}}|{_FORMAT}))*")
 _READ = {"--api-key": "vllm_api_key"}
 """Flags that have a variable of vLLM's own under another name."""
 _LIKE = 0.8

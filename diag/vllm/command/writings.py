@@ -153,6 +153,9 @@ def notation(text: str) -> str:
     return "a systemd unit" if _UNIT.search(text) else ""
 
 
+_SECRET = re.compile(r"(?:\w+_)?(?:TOKEN|API_KEY|SECRET|SECRET_ACCESS_KEY|PASSWORD)")
+
+
 class _Stage(NamedTuple):
     """A stage of a Dockerfile: the image that it begins with, its variables, ENTRYPOINT and CMD."""
 
@@ -167,13 +170,15 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
     stages: dict[str, _Stage] = {}
     arguments: dict[str, str] = {}
     stage, alias = _Stage(""), ""
+    secrets: dict[str, str] = {}  # of the last stage alone: the layers of others stay behind
     for instruction, rest in _instructions(text):
         if instruction == "ARG":
             name, _, value = rest.partition("=")
+            secrets |= {name.strip(): "ARG"} if _SECRET.fullmatch(name.strip()) else {}
             arguments[name.strip()] = value.strip().strip("\"'")
         elif instruction == "FROM":
             name, *more = [_filled(word, arguments) for word in rest.split() if not word.startswith("--")] or [""]
-            stage = stages.get(name.lower(), _Stage(name))
+            stage, secrets = stages.get(name.lower(), _Stage(name)), {}
             alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
         elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
             filled = _filled(rest, {**arguments, **stage.environment})
@@ -183,6 +188,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
                 name, _, value = filled.partition(" ")
                 assigned = {name: value.strip()}
             stage = stage._replace(environment={**stage.environment, **assigned})
+            secrets |= {name: "ENV" for name, value in assigned.items() if value and _SECRET.fullmatch(name)}
         elif instruction == "ENTRYPOINT":
             stage = stage._replace(entrypoint=_program(rest), command=())
         elif instruction == "CMD":
@@ -200,7 +206,8 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
         if worker:
             return (Writing("a Dockerfile, by its variables", serve(worker, unread(stage.environment))),)
         raise NoLaunch("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
-    around = Container("image", shared_memory=None, is_whole=False)
+    baked = tuple(f"{by} {name}" for name, by in secrets.items())
+    around = Container("image", shared_memory=None, is_whole=False, baked=baked)
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words]), around),)
 
 
