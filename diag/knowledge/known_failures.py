@@ -75,7 +75,8 @@ _IS_OF_VLLM = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +
 """Lines in which no other program complains."""
 _CALL_FAILED = re.compile(
     r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)"
-    r"|unspecified launch failure|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after|NVMLError|call hccl api"
+    r"|unspecified launch failure|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after"
+    r"|NVMLError|call hccl api"
 )
 """An error of a call into a library, which itself says beside it why the call failed."""
 NOTHING = LogContext()
