@@ -23,7 +23,7 @@ from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, ver
 from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.formulas import expanded
-from diag.knowledge.known_failures import NOTHING, known_failure
+from diag.knowledge.known_failures import NOTHING, OTHERS, known_failure, told_by_others
 from diag.knowledge.platforms import incident_on_rocm, look_alike_on_rocm
 from diag.knowledge.signals import failed_share, successful_scrapes
 from diag.vllm.command.free_text import hidden
@@ -333,7 +333,7 @@ def _log_report(
 
 
 def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedServer]) -> Iterator[str]:
-    """Yield a note with the last exception that ended a request: the server goes on, so that it is no incident."""
+    """Yield what is no incident: the last exception that ended a request, and why a server was told to end."""
     version = next((server.version for server in servers if server.name == name), "")
     for line in ending.lines:
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
@@ -341,6 +341,8 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             place = f" (line {line.number})" if line.number else ""
             advice = f" {failure.do}" if failure else ""
             yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"
+    if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
+        yield from (f"another program's line before the end: {told.means}", told.do)
 
 
 def _why_unknown(ending: LogEnding, name: str) -> str:
@@ -350,8 +352,10 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
         return shows["rank_waits"].format(line=ending.waits)
     if ending.is_still:
         return shows["still"].format(load=ending.load)
+    told = told_by_others(ending.context, "") if ending.state in ("lost", "starting", "stopped") else None
     if ending.state in ("starting", "script failed"):
         failure = known_failure([last], "", "", context=ending.context)
+        failure = failure if failure != told else None
         if failure and ending.state == "script failed":
             return f"{LOG_ENDS[ending.state].format(last=last.removesuffix('.'))}. {failure.means} {failure.do}"
         if failure:
@@ -370,6 +374,8 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"
             place = f" {who} {hidden(stands)}." if stands else ""
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
+    if told:
+        return shows["others"].format(line=told.seen, means=told.means, do=told.do)
     if last.startswith("KeyboardInterrupt") and "terminated" not in last:
         return shows["interrupted"]
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""

@@ -7,7 +7,7 @@ quoted, so that its patterns cost nothing elsewhere.
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -23,7 +23,9 @@ from diag.vllm.flags.registry import known, release, versions
 
 FILES = read(PACKAGE / "knowledge" / "failure_files.toml", dict[str, str])
 """The files of the table with their headings, in the order in which their patterns are tried (failure_files.toml)."""
-PLACES, RAISED, SHAPES = "places", "raised", "shapes"
+PLACES, RAISED, SHAPES, OTHERS = "places", "raised", "shapes", "others"
+OF_HOSTS = (OTHERS, "environment", "devices", "ranks", "memory", "launch")
+"""Files with kinds that other programs than vLLM print: the host's, the container's, the cluster's, libraries."""
 Basis = Literal["named by the error", "by its place", "guess"]
 """How sure a cause is: the error's own text, or what the log says around it, names it; the code that raised it does; or
 it is the usual one of such an error."""
@@ -75,6 +77,14 @@ FEWEST_WORDS = 4
 """Of a sentence in an error, to be told as its cause."""
 _IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1|^ +File ")
 """An error that only says that another process failed, and lines that are no reason of it."""
+_IS_OF_VLLM = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +File \"")
+"""Lines in which no other program complains."""
+_CALL_FAILED = re.compile(
+    r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)"
+    r"|unspecified launch failure|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after"
+    r"|NVMLError|call hccl api"
+)
+"""An error of a call into a library, which itself says beside it why the call failed."""
 NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
@@ -259,6 +269,9 @@ def known_failure(
         tiers[0 if failure.has_context else tier_of.get(failure.file, 3 if failure.generic else 1)].append(failure)
     spare: KnownFailure | None = None
     for number, kinds in enumerate(tiers):
+        says_little = bool(beside) or bool(_CALL_FAILED.search(texts[0]))
+        if number == (1 if says_little else 2) and (told := told_by_others(context, version, (OTHERS,))):
+            return told
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
             texts, frames = _with_source(texts, raised, context), frames or f"{raised.module}:"
         for text, failure in itertools.product([*texts, *(beside if number == 1 else ())], kinds):
@@ -290,6 +303,24 @@ def _said(text: str) -> str:
     """Return what an error of no kind says itself, as a sentence; "" if that is code or a few words."""
     said = sentence["said"] if (sentence := _SENTENCE.search(text)) else ""
     return f'The error says: "{printable(hidden(said))}". ' if len(said.split()) >= FEWEST_WORDS else ""
+
+
+def told_by_others(context: LogContext, version: str, files: Collection[str] = OF_HOSTS) -> KnownFailure | None:
+    """Return the failure that another program's line around the end of a log tells: the last one that names a cause.
+
+    Else one that lets a cause be guessed, and if kinds of all files of hosts may tell it, any error of a known program.
+    """
+    lines = [line for line in context.nearby.splitlines() if not _IS_OF_VLLM.search(line)]
+    shown = "\n".join(lines)
+    kinds = [kind for kind in table() if kind.file in files and not kind.has_context and kind.pattern.search(shown)]
+    for sure in ("named by the error", "guess", *(("generic",) if files is OF_HOSTS else ())):
+        for line, kind in itertools.product(lines[::-1], kinds):
+            values = kind.values(line, "", context) if sure == ("generic" if kind.generic else kind.basis) else None
+            if values is not None and (do := _filled(kind.advice, values, context, version)):
+                seen = printable(hidden(line.strip()), MOST_SEEN)
+                means = _filled(kind.means, values)
+                return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen)
+    return None
 
 
 def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext) -> Sequence[str]:

@@ -173,7 +173,10 @@ class LineMeanings:
         ends_server = error.is_entry and error.event != ENGINE_START_FAILED
         if ends_server and self._server.run.startup.has_ended and not is_known:
             self._server.begin(at)
-        for reason in (*self._server.pending, error):
+        # a worker that raises has its place: what its start had waited for before has come
+        waited = MARKS.waits_for_gpus if error.announced else None
+        pending = [last for last in self._server.pending if not (waited and waited.match(last.text))]
+        for reason in (*pending, error):
             self._server.run.root_cause.consider(reason)
         if ends_server:  # and its start
             self._server.run.root_cause.end()

@@ -32,7 +32,8 @@ BEFORE, AFTER, FAR, OF_START, MOST_FAR, LONGEST_NEARBY = 60, 60, 3_000, 100_000,
 """Lines before and after the one that ended a server that belong to it, lines in which evidence of other programs is
 looked for, and those in which the server's choices are, kept lines of each, and characters of a line."""
 OF_OTHERS = re.compile(
-    r"Killed process|Xid \(|segfault at|Caught signal|NCCL WARN|NIXL|LMCache|\[aiter\]|\[Error\]|UCX"
+    r"Killed process|Xid \(|NVRM|amdgpu|segfault at|Caught signal|[NR]CCL WARN|HCCL|NIXL|LMCache|\[aiter\]|\[Error\]"
+    r"|UCX|\(raylet\)|gcs_|kubelet|slurmstepd|systemd\[|nvidia-container|NVSHMEM"
 )
 OF_CHOICES = re.compile(
     r"[Bb]ackend|Initializing an? |non-default args|detected platform|loading took|weights took|NCCL version"

@@ -8,7 +8,16 @@ from support import raised_errors
 from support.rows import each_row
 
 from diag.core.log_events import LogContext
-from diag.knowledge.known_failures import FUNCTIONS, PLACE, RESERVE, FailureKind, is_tried, known_failure, table
+from diag.knowledge.known_failures import (
+    FUNCTIONS,
+    PLACE,
+    RESERVE,
+    FailureKind,
+    is_tried,
+    known_failure,
+    table,
+    told_by_others,
+)
 
 HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -rf (?:/|~)(?:\s|$)")
 COSTLY = re.compile(r"--gpu-reset|[Rr]eplace (?:it|the (?:GPU|card))|power it off|reboot|rm -r|RMA")
@@ -92,6 +101,49 @@ def test_what_stands_beside_an_error_that_says_nothing_names_the_cause() -> None
     assert (found.id, found.seen) == ("custom_all_reduce_failed", said)
     plain = known_failure([line.replace("initialization failed", "was slow")], "", "", "", LogContext(near))
     assert plain is None or plain.id != "custom_all_reduce_failed"
+
+
+UCX = "[1763539863.1] [engine-0:88:0] ib_log.c:246 UCX  ERROR mlx5_0: ibv_create_cq() failed: Cannot allocate memory"
+
+
+@pytest.mark.parametrize(
+    ("line", "near", "kind"),
+    [
+        # a call into a library failed: what the library says names the cause, and its own sentence if no kind knows it
+        ("nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND", UCX, "memlock_limit"),
+        ("nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND", "[1.2] [e:1:0] x.c:3 UCX  ERROR odd thing", "says_ucx"),
+        (
+            "nixl._bindings.nixlBackendError: NIXL_ERR_BACKEND",
+            "INFO 11-19 08:11:02 [x.py:1] UCX is used",
+            "nixl_backend_error",
+        ),
+        # an error that names its cause keeps it
+        (
+            "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)",
+            UCX,
+            "heads_not_divisible",
+        ),
+    ],
+)
+def test_what_a_library_says_beside_a_call_that_failed_names_the_cause(line: str, near: str, kind: str) -> None:
+    found = known_failure([line], "", "", "", LogContext(f"{near}\n{line}"))
+    assert found is not None
+    assert found.id == kind
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        ("Warning Unhealthy 2m kubelet Liveness probe failed: HTTP probe failed with statuscode: 404\n"
+         "Normal Killing 2m kubelet Container vllm failed liveness probe, will be restarted", "k8s_probe_wrong_path"),
+        ("(raylet) something odd happened\nnode0:8:8 [0] x.cc:1 NCCL WARN Odd thing failed", "says_nccl"),
+        ("INFO 11-19 08:11:02 [x.py:1] a prompt: CrashLoopBackOff, OOMKilled", None),
+        ("a line of nobody", None),
+    ],
+)  # fmt: skip
+def test_another_programs_line_tells_why_there_is_no_server(lines: str, kind: str | None) -> None:
+    told = told_by_others(LogContext(lines), "")
+    assert (told and told.id) == kind
 
 
 def test_a_secret_around_an_error_is_hidden() -> None:
