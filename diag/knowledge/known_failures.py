@@ -67,6 +67,12 @@ TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the l
 _SAYS_NOTHING = re.compile(
     r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See stack"
 )
+_SENTENCE = re.compile(
+    r"(?:(?:Value error|Assertion failed), |^(?:[\w.]{1,120}: )?)(?P<said>(?!\d+ validation error|\w+ \()[^\s(][^\n]*?)"
+    r"(?=\s*\[type=|[.;:,]?\s*(?:\n|$)|[.;] [A-Z])"
+)
+FEWEST_WORDS = 4
+"""Of a sentence in an error, to be told as its cause."""
 _IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1|^ +File ")
 """An error that only says that another process failed, and lines that are no reason of it."""
 NOTHING = LogContext()
@@ -263,6 +269,8 @@ def known_failure(
                 is_named = kernel and (way or failure.file != PLACES)
                 owner = f" The traceback ends in {kernel.name}." if kernel and is_named else ""
                 means = _filled(f"{failure.means}{owner}", values)
+                if failure.file in tier_of:
+                    means = f"{_said(text)}{means}"
                 way = "" if is_tried(way, context.nearby) else way
                 late = AVOID_LATE if _LATE.search(text) else AVOID_CALL
                 advice = late.format(way=way) if way else _filled(failure.advice, values, context, version)
@@ -278,11 +286,20 @@ def known_failure(
     return spare
 
 
+def _said(text: str) -> str:
+    """Return what an error of no kind says itself, as a sentence; "" if that is code or a few words."""
+    said = sentence["said"] if (sentence := _SENTENCE.search(text)) else ""
+    return f'The error says: "{printable(hidden(said))}". ' if len(said.split()) >= FEWEST_WORDS else ""
+
+
 def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext) -> Sequence[str]:
-    """Add to an error of vLLM's code its module and its options; those that the server was given, if it was any."""
+    """Add to an error of vLLM's code its module and its options: those that the server was given or the error names."""
     arguments = _GIVEN.search(context.nearby)
-    given = [name for name in raised.options if arguments and f"'{name[2:].replace('-', '_')}':" in arguments["args"]]
-    reading = f" reading {' and '.join(given or raised.options)}" if raised.options else ""
+    fields = {name: name[2:].replace("-", "_") for name in raised.options}
+    options = [name for name in fields if arguments and f"'{fields[name]}':" in arguments["args"]]
+    named = r"(?<!\w)(?:{}|{})(?!\w)"
+    options = options or [one for one in fields if not arguments or re.search(named.format(one, fields[one]), texts[0])]
+    reading = f" reading {' and '.join(options)}" if options else ""
     return (f"{texts[0]}\nraised by {raised.module}{raised.last and f' to {raised.last}'}{reading}", *texts)
 
 

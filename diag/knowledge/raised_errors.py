@@ -14,7 +14,12 @@ from diag.core.declarations import PACKAGE
 
 FEWEST = 14
 """Characters of the fixed parts of a message that tell it."""
+FEWEST_GAPS = 2
+"""Spaces in a message that is a sentence."""
 _CLASS = re.compile(r"(?m)^(?:[\w.]{1,120}\.)?(?P<name>[A-Z]\w{2,80}): ")
+_OWN = {"ValueError", "AssertionError", "NotImplementedError"}
+_OF_PYTHON = re.compile(r"aten::|values to unpack|invalid literal|could not convert|NaN to integer|is not in list")
+"""Classes that Python and torch seldom raise in a frame of vLLM's own, and what they say if they do."""
 _OF_PYDANTIC = (("Value error, ", "\nValueError: "), ("Assertion failed, ", "\nAssertionError: "))
 """What pydantic makes of an error that vLLM's code raises while it checks its configuration."""
 
@@ -47,7 +52,8 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
     """Return the error of vLLM's code that a line shows, None if it is none; of several that of the longest text.
 
     `frames` are the innermost frames of its traceback, "" if unknown: a file of that name has to be among them (modules
-    move between releases), since other programs copy vLLM's words.
+    move between releases), since other programs copy vLLM's words. What a frame of vLLM's raises that is in no release
+    of the file (a newer release, a fork) has no options.
     """
     for said, raised in _OF_PYDANTIC:
         text = text.replace(said, raised)
@@ -63,4 +69,8 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
         if not frames or f"/{error.module.rpartition('/')[2]}:" in frames
     ]
     length, longest = max(shown, key=lambda each: each[0], default=(0, None))
-    return longest if length >= FEWEST else None
+    if length >= FEWEST:
+        return longest
+    module = frames.partition(":")[0]
+    is_own = module.startswith("vllm/") and name["name"] in _OWN and message.count(" ") >= FEWEST_GAPS
+    return RaisedError(module, (), "") if is_own and not _OF_PYTHON.search(message) else None

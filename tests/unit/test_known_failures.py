@@ -352,7 +352,23 @@ def test_what_an_error_asks_for_is_quoted_and_never_a_shell_command(command: str
             "Upgrade to vLLM 0.11 or later",
         ),
         # the module alone tells the place
-        ("ValueError: Conflicting EC destination for transfer_id=7", "", "", "connected", "NCCL"),
+        ("ValueError: Conflicting EC destination for transfer_id=7", "", "", "encoder outputs", "--ec-transfer-config"),
+        # of a release or a fork that is newer than the list: its sentence is the cause, the module tells what to do
+        (
+            "ValueError: frob_size must be a whole number of tiles, got 3",
+            "vllm/config/frob.py:__post_init__",
+            "",
+            'The error says: "frob_size must be a whole number of tiles, got 3"',
+            "Change frob_size",
+        ),
+        # an option that only the condition above the message reads is none that the server was given
+        (
+            "RuntimeError: Worker failed with KV connector output",
+            "vllm/v1/executor/multiproc_executor.py:get_response",
+            "non-default args: {'model': 'm'}",
+            "Worker failed with KV connector output",
+            "--distributed-executor-backend",
+        ),
         # another program has copied vLLM's words
         (
             "NotImplementedError: Hybrid models with more than one KV cache type are not supported yet.",

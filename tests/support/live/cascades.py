@@ -26,7 +26,7 @@ REFUSED = Row("exit 69, HTTP 401")
 
 
 def more_capacity(stage: Stage) -> Iterator[Outcome]:
-    with stage.serving(cure.TINY) as (vllm, who):
+    with stage.serving(cure.TINY, cold=True) as (vllm, who):
         since = time.time()
         with load.running(vllm.port, *cure.CASCADE.clients):
             got, live = cascade(stage, vllm, who)
@@ -54,7 +54,7 @@ def api_key(stage: Stage) -> Iterator[Outcome]:
     with bad_servers.serving(lambda _: bad_servers.Reply(b'{"error":"Unauthorized"}', 401)) as closed:
         yield Outcome("a page that needs a key", REFUSED, Row(doctor(closed.url).short))
     clients = [replace(group, key=KEY) for group in cure.CASCADE.clients]
-    with stage.serving((*cure.TINY, "--api-key", KEY)) as (vllm, who):
+    with stage.serving((*cure.TINY, "--api-key", KEY), cold=True) as (vllm, who):
         since = time.time()
         with load.running(vllm.port, *clients):
             got, live = cascade(stage, vllm, who)

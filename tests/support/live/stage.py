@@ -75,22 +75,26 @@ class Stage:
     loading: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(2))
 
     @contextmanager
-    def starting(self, flags: Sequence[str], **environment: str) -> Iterator[tuple[server.Server, OnCall]]:
-        """A server from its first moment on, and who is on call for it."""
+    def starting(
+        self, flags: Sequence[str], cold: bool = False, **environment: str
+    ) -> Iterator[tuple[server.Server, OnCall]]:
+        """A server from its first moment on, and who is on call for it; `cold` as users start it, to relaunch it."""
         if self.in_haste:
             environment = server.paced(self.folder / "plugin") | environment
         with (
-            server.starting(self.folder, "tiny", flags, **environment) as vllm,
+            server.starting(self.folder, "tiny", flags, cold=cold, **environment) as vllm,
             on_call(self.folder, vllm, self.in_haste) as who,
         ):
             yield vllm, who
 
     @contextmanager
-    def serving(self, flags: Sequence[str] = FLAGS, **environment: str) -> Iterator[tuple[server.Server, OnCall]]:
+    def serving(
+        self, flags: Sequence[str] = FLAGS, cold: bool = False, **environment: str
+    ) -> Iterator[tuple[server.Server, OnCall]]:
         """Start a server and wait until it serves."""
         with ExitStack() as loading:
             loading.enter_context(self.loading)
-            with self.starting(flags, **environment) as (vllm, who):
+            with self.starting(flags, cold, **environment) as (vllm, who):
                 server.wait_until_ready(vllm)
                 loading.close()
                 yield vllm, who
