@@ -24,7 +24,7 @@ ONE_FILE: dict[str, str | tuple[str, ...]] = {
     "textual": "top/app.py",
     "promql_parser": "promql/",
     "prometheus_client": "exposition/__init__.py",
-    "jinja2": "report/html.py",
+    "jinja2": "report/templates.py",
     "pandas": ("report/dataframe.py", "library.py"),
     "prometheus_api_client": "sources/prometheus/client.py",
     "psutil": "exporter/process/table.py",

@@ -396,6 +396,8 @@ def incident_page(
     supporting = dict.fromkeys(incident.supports, "Supports the diagnosis")
     if incident.escalates:
         supporting[incident.escalates] = "The alert is critical"
+    if incident.sudden:
+        supporting[incident.sudden] = "It rose suddenly"
     if incident.crash:
         supporting[incident.crash] = "A server that answers again had crashed, and was not restarted on purpose,"
     steps = [*incident.mitigate, *incident.do_not]
