@@ -70,7 +70,7 @@ class Server:
         times = {name: f"{each / 1000:.3f}" for name, each in millis.items()}
         form = urllib.parse.urlencode({"query": promql, **times}).encode()
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/{api}", form, timeout=60) as response:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{api}", form, timeout=600) as response:
                 return json.load(response)["data"]
         except urllib.error.HTTPError as error:
             reply = json.load(error)
@@ -189,7 +189,7 @@ def _messages(blocks: Sequence[Block], most: int = 1_000_000) -> Iterator[bytes]
 def _accepted(request: urllib.request.Request) -> bool:
     """Tell whether the server took the samples; it does not listen, or says 503, until it is ready."""
     try:
-        urllib.request.urlopen(request, timeout=60).close()
+        urllib.request.urlopen(request, timeout=600).close()
     except urllib.error.HTTPError as error:
         assert error.code == 503, error.read()
         return False
