@@ -161,7 +161,7 @@ def _day_of_long_ranges() -> Iterator[Block]:
     for block in recorded(Samples(page), times[-fleet.LAST :]):
         if "instance" in block.labels[0]:
             values = np.full((len(block.labels), times.size), STALE)
-            values[:, -fleet.LAST :] = block.values
+            values[:, np.searchsorted(times, block.times)] = block.values
             yield Block(block.labels, times, values)
 
 
