@@ -281,10 +281,10 @@ class Incident(NamedTuple):
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`, `immediate` the reason why a critical alert has none; with `burns`, burn-rate windows
-    instead of `window`, except for the critical alert of `escalates`; where `sudden` holds, `window` suffices for the
-    last of them. `ended_by` is the signal of the symptom that
-    shows soonest that it is over, if that is not the first. `explains` names incidents that are consequences of this
-    one in any case, `may_explain` those that are under a condition. `telemetry`: the incident is about the telemetry
+    instead of `window`, except for the critical alert of `escalates`; where `sudden` holds, the lowest burn rate is
+    told over `window` already. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is
+    not the first. `explains` names incidents that are consequences of this one in any case, `may_explain` those that
+    are under a condition. `telemetry`: the incident is about the telemetry
     and not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
     `lints`: a wrong launch command may be the cause. `outage`: while it lasts, requests fail or stand still, so each
     episode counts, however short, and is a warning for 15 minutes after its end. `crash` tells a crash from a restart:

@@ -275,7 +275,7 @@ class LineMeanings:
         if pattern.name == CUT_AT_SHUTDOWN and not pattern.numbers:
             self._server.cut_off("streams", at)
             return
-        if pattern.name == CUT_AT_SHUTDOWN:
+        if pattern.name == CUT_AT_SHUTDOWN:  # the engine counts them itself
             run.shutdown.cut["told by the engine"] += 1
         if line.text.startswith(_HIT) and not run.startup.is_ready:
             return  # the frames of its traceback tell whether it was at work

@@ -92,11 +92,8 @@ def notes(report: Report) -> list[str]:
 
 def not_judged(report: Report) -> list[str]:
     """List the servers of unknown health with the reason; [] if the headline has them."""
-    return (
-        []
-        if report.verdict == "unknown"
-        else words.folded([escaped(unjudged.sentence) for unjudged in report.not_judged])
-    )
+    unjudged = [] if report.verdict == "unknown" else report.not_judged
+    return words.folded([escaped(one.sentence) for one in unjudged])
 
 
 def normality(report: Report) -> list[str]:

@@ -114,6 +114,8 @@ def render_lint(result: LintResult) -> str:
     parts = [_render_launch(report) for report in result.launches if report not in clean]
     places = [place(report) or report.model or "a server" for report in clean]
     below = labelled("nothing found", places, LABEL + 2) if clean else []
+    if any(report.not_checked for report in clean):
+        below += labelled("not checked", ["what their text does not show: --only NAME lists it"], LABEL + 2)
     below += labelled("not read", [f"{name}: {why}" for name, why in result.unread.items()], LABEL)
     if several:
         servers, errors = plural(len(result.launches), "server"), [report.status for report in result.launches]
@@ -137,7 +139,8 @@ def _render_launch(report: LintReport) -> str:
     counts = [plural(severities.count(name), name) for name in SEVERITIES if name in severities]
     server = f"{report.model or 'a server'} with vLLM {report.version} ({report.version_source})"
     where = place(report)
-    lines = paragraph(f"{f'{where}: ' if where else ''}{server}: {', '.join(counts) or 'nothing found'}")
+    nothing = "nothing found in what was checked" if report.not_checked else "nothing found"
+    lines = paragraph(f"{f'{where}: ' if where else ''}{server}: {', '.join(counts) or nothing}")
     for finding in report.findings:
         lines += ["", *finding_lines(finding)]
 

@@ -88,6 +88,21 @@ def test_no_missing_rank_by_nccl_proves_nothing_either(tmp_path: Path) -> None:
     assert found(report, STALL).diagnosis.culprits == ("rank 1",)
 
 
+@pytest.mark.parametrize(("waited", "culprits"), [(0.5, ("rank 1",)), (0.0, ())])
+def test_a_rank_that_shares_its_core_busy_waits_all_the_same(
+    tmp_path: Path, waited: float, culprits: tuple[str, ...]
+) -> None:
+    shared = workers(0.45, 0.0)
+
+    def ready(t: float) -> Iterator[Sample]:
+        for rank, share in enumerate((waited, 0.0)):
+            yield "diag_vllm_process_cpu_wait_seconds_total", (str(100 + rank), "worker", str(rank)), share * t
+
+    report = judge(tmp_path, "engine_stalled", config(tensor_parallel_size=2), shared, ready)
+    stalls = [each.diagnosis for each in report.present if each.diagnosis.incident.id == STALL]
+    assert [name for stall in stalls for name in stall.culprits] == [*culprits]
+
+
 def ports(grows: str) -> Beside:
     """Return two InfiniBand ports of which one counts errors of this kind all the time, and one is without a cable."""
 

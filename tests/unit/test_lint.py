@@ -781,6 +781,13 @@ def test_lint_report_is_complete() -> None:
     assert printed[: len(REPORT)] == REPORT
 
 
+def test_a_server_with_a_value_that_was_not_seen_is_not_called_checked() -> None:
+    report = linting.judge("vllm serve m --max-model-len $LENGTH", "0.32.0")
+    assert ": nothing found in what was checked\n" in render_lint(LintResult((report,)))
+    several = render_lint(LintResult((report, report)))
+    assert "\n  not checked    what their text does not show: --only NAME lists it\n" in several
+
+
 @pytest.mark.parametrize(
     ("words", "ignored", "left", "printed"),
     [

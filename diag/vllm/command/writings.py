@@ -154,6 +154,7 @@ def notation(text: str) -> str:
 
 
 _SECRET = re.compile(r"(?:\w+_)?(?:TOKEN|API_KEY|SECRET|SECRET_ACCESS_KEY|PASSWORD)")
+"""Variables that hold a secret: no path of one, and no public key, as GPG_KEY in Python's own images is."""
 
 
 class _Stage(NamedTuple):
