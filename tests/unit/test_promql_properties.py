@@ -102,7 +102,8 @@ def test_sums_of_overlapping_windows_are_those_of_their_samples(
     block: Block, at: list[int], span: int, unit: float
 ) -> None:
     """Whole numbers are summed once for all windows, others in each."""
-    scaled = Block(block.labels, block.times, np.where(is_stale(block.values), STALE, block.values * unit))
+    values = np.where(is_stale(block.values), STALE, np.nan_to_num(block.values) * unit)
+    scaled = Block(block.labels, block.times, values)
     for function in ("sum", "avg"):
         vector = evaluate(f"{function}_over_time(x[{span}ms])", Samples([scaled]), np.array(at))
         for row in range(len(block.labels)):
