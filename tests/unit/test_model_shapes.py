@@ -125,6 +125,16 @@ def test_the_matrices_of_a_row_are_as_many_as_published() -> None:
     assert len(COUNTED) > 400 and not wrong
 
 
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("inclusionAI/Ling-2.6-flash", 4), ("inclusionAI/Ling-3.0-tiny", 6), ("inclusionAI/Ling-3.0-flash", 7)],
+)
+def test_layers_of_ling_attend_once_a_group(name: str, layers: int) -> None:
+    """Was: every layer kept a state alone, 0 bytes a token; vllm/model_executor/models/bailing_moe_v3.py:135."""
+    found = estimate(BudgetOptions(f"vllm serve {name} -tp 8", "h200", version="0.33.0"))
+    assert found.ledger.token_bytes == layers * (512 + 64) * 2
+
+
 @pytest.mark.parametrize("repository", some(repositories(), 12))
 def test_a_row_is_a_whole_shape_with_a_source(repository: str) -> None:
     found = find_shape(repository)
