@@ -204,7 +204,7 @@ def _tuned(name: str) -> NamedShape | None:
     begins = [span for span in _generations() if tuple(words[: len(span)]) == span]
     if span := max(begins, key=len, default=()):
         added = words[len(span) :]
-        if "".join(added[:1]).isalpha() and not (_sizes(added) or set(added) & {*other, *_names().other_size}):
+        if "".join(added[:1] or "a").isalpha() and not (_sizes(added) or set(added) & {*other, *_names().other_size}):
             row = _generations()[span]
             return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and generation in it")
     return None
