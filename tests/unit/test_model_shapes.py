@@ -179,7 +179,7 @@ def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: 
         ("tngtech/deepseek-r1t2-chimera:free", "deepseek-ai/DeepSeek-R1"),
         ("openchat/openchat-3.6-8b-20240522", "meta-llama/Meta-Llama-3-8B"),
         ("command-r-plus-04-2024", "CohereLabs/c4ai-command-r-plus"),
-        ("someone/GLM-4.6.", "zai-org/GLM-4.6"),  # raised IndexError
+        ("someone/GLM-4.6+", "zai-org/GLM-4.6"),  # raised IndexError
         ("someone/GLM-4.6-Flash", ""),
         ("someone/GLM-4.6-8B-distill", ""),
         ("vllm-ascend/DeepSeek-V3-Pruning", ""),
