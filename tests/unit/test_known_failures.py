@@ -319,6 +319,13 @@ def test_only_options_that_the_server_was_given_are_to_be_removed(args: str, do:
     assert do in found.do
 
 
+@each_row("failure", [each for each in table() if re.search(r"\([^)]*[,;] ", each.do)])
+def test_a_part_that_a_release_leaves_out_leaves_a_whole_sentence(failure: FailureKind) -> None:
+    for version in ("0.8.5", "0.33.0"):
+        found = known_failure([failure.example], version, failure.models, failure.example_frames, around(failure))
+        assert found is None or found.do.count("(") == found.do.count(")"), found
+
+
 def test_an_option_that_the_release_lacks_is_not_offered() -> None:
     frames = "vllm/v1/core/sched/scheduler.py:update_from_output"
     offered = {
