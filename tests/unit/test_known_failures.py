@@ -90,6 +90,25 @@ def test_the_phase_decides_what_makes_room(phase: str, kind: str) -> None:
     assert found.id == kind
 
 
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        ("load_model", "weights_do_not_fit_by_their_frames"),
+        ("determine_available_memory", "profiled_step_does_not_fit"),
+        ("_allocate_kv_cache_tensors", "kv_cache_did_not_fit_by_its_frames"),
+        ("capture_model", "capture_did_not_fit_by_its_frames"),
+        ("execute_model", "step_did_not_fit_by_its_frames"),
+        ("worker_busy_loop", "gpu_out_of_memory"),
+    ],
+)
+def test_in_a_log_without_its_start_the_frames_decide_what_makes_room(frame: str, kind: str) -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50 MiB. GPU has a total capacity of 23.64 GiB"
+    near = f'  File "/vllm/v1/worker/gpu_worker.py", line 300, in {frame}\n{line}'
+    found = known_failure([line], "", "", "", LogContext(near, "cuda", "process_start"))
+    assert found is not None
+    assert found.id == kind
+
+
 def test_what_stands_beside_an_error_that_says_nothing_names_the_cause() -> None:
     line = "RuntimeError: WorkerProc initialization failed due to an exception in a background process."
     said = "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'"
