@@ -255,6 +255,14 @@ def test_a_defect_is_told_of_its_releases_only() -> None:
         assert found is None or found.id != "flashinfer_needs_python_312"
 
 
+def test_a_message_of_an_older_release_is_no_reason_to_upgrade_a_newer_server() -> None:
+    line = "NotImplementedError: Speculative decoding is not supported on vLLM V0."
+    told = {version: known_failure([line], version, "") for version in ("0.9.2", "0.27.1")}
+    assert told["0.9.2"] is not None
+    assert "Upgrade to vLLM 0.11" in told["0.9.2"].do
+    assert told["0.27.1"] is None or "0.11" not in told["0.27.1"].do
+
+
 def test_a_share_leaves_room_and_is_never_absurd() -> None:
     assert FUNCTIONS["share"]("54.34", "79.18") == f"{0.66}"
     with pytest.raises(ValueError):
