@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support import raised_errors
+from support.paths import LOGS
 from support.rows import each_row
 
 from diag.core.log_events import LogContext
@@ -19,6 +20,7 @@ from diag.knowledge.known_failures import (
     told_by_others,
 )
 
+NEAR_MISSES = (LOGS / "near_misses.tsv").read_text(encoding="utf-8").splitlines()
 HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -rf (?:/|~)(?:\s|$)")
 COSTLY = re.compile(r"--gpu-reset|[Rr]eplace (?:it|the (?:GPU|card))|power it off|reboot|rm -r|RMA")
 USELESS = re.compile(r"(?i)^(?:check the (?:log|configuration)|see the log|roll back|report (?:it|this))[^,;]{0,20}\.$")
@@ -107,6 +109,14 @@ def test_in_a_log_without_its_start_the_frames_decide_what_makes_room(frame: str
     found = known_failure([line], "", "", "", LogContext(near, "cuda", "process_start"))
     assert found is not None
     assert found.id == kind
+
+
+@pytest.mark.parametrize("case", NEAR_MISSES)
+def test_a_similar_line_is_not_of_the_kind(case: str) -> None:
+    kind, line, frames = [*case.split("\t"), ""][:3]
+    assert kind in {each.id for each in table()}
+    found = known_failure([line], "", "", frames)
+    assert found is None or found.id != kind
 
 
 def test_what_stands_beside_an_error_that_says_nothing_names_the_cause() -> None:
