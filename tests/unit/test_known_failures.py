@@ -19,6 +19,7 @@ from diag.knowledge.known_failures import (
     table,
     told_by_others,
 )
+from diag.vllm.flags.registry import known
 
 NEAR_MISSES = (LOGS / "near_misses.tsv").read_text(encoding="utf-8").splitlines()
 HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -rf (?:/|~)(?:\s|$)")
@@ -361,6 +362,12 @@ def test_a_part_that_a_release_leaves_out_leaves_a_whole_sentence(failure: Failu
     for version in ("0.8.5", "0.33.0"):
         found = known_failure([failure.example], version, failure.models, failure.example_frames, around(failure))
         assert found is None or found.do.count("(") == found.do.count(")"), found
+
+
+@each_row("failure", [each for each in table() if "(before" in each.do])
+def test_an_older_option_in_brackets_does_not_hide_the_newer_one(failure: FailureKind) -> None:
+    older = re.findall(r"\(before [^()]{0,20}?(--[a-z-]+)", failure.do)
+    assert all(each not in known() or known()[each].in_release("0.33.0") for each in older), "give it a part of its own"
 
 
 def test_an_option_that_the_release_lacks_is_not_offered() -> None:
