@@ -273,7 +273,7 @@ def known_failure(
         if number == (1 if says_little else 2) and (told := told_by_others(context, version, (OTHERS,))):
             return told
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
-            texts, frames = _with_source(texts, raised, context), frames or f"{raised.module}:"
+            texts, frames = _with_source(texts, raised, context, version), frames or f"{raised.module}:"
         for text, failure in itertools.product([*texts, *(beside if number == 1 else ())], kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
@@ -323,15 +323,19 @@ def told_by_others(context: LogContext, version: str, files: Collection[str] = O
     return None
 
 
-def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext) -> Sequence[str]:
-    """Add to an error of vLLM's code its module and its options: those that the server was given or the error names."""
+def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext, version: str) -> Sequence[str]:
+    """Add to an error of vLLM's code its module and its options: those that the server was given or the error names.
+
+    The last release that raises it is told to older servers only: a newer one has the message from elsewhere.
+    """
+    last = raised.last if release(version) <= release(raised.last) else ""
     arguments = _GIVEN.search(context.nearby)
     fields = {name: name[2:].replace("-", "_") for name in raised.options}
     options = [name for name in fields if arguments and f"'{fields[name]}':" in arguments["args"]]
     named = r"(?<!\w)(?:{}|{})(?!\w)"
     options = options or [one for one in fields if not arguments or re.search(named.format(one, fields[one]), texts[0])]
     reading = f" reading {' and '.join(options)}" if options else ""
-    return (f"{texts[0]}\nraised by {raised.module}{raised.last and f' to {raised.last}'}{reading}", *texts)
+    return (f"{texts[0]}\nraised by {raised.module}{last and f' to {last}'}{reading}", *texts)
 
 
 def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
