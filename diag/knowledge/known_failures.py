@@ -67,7 +67,9 @@ AVOID_LATE = (
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
 _SAYS_NOTHING = re.compile(
-    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See stack"
+    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See (?:root|stack)"
+    r"|Ninja build failed|Error building extension|ninja: build stopped|CalledProcessError|EngineDeadError"
+    r"|\d validation errors? for \w+$|unhandled (?:system|cuda) error|NCCL_ERROR_|(?:nccl|ncclUnhandled)\w*Error$"
 )
 _SENTENCE = re.compile(
     r"(?:(?:Value error|Assertion failed), |^(?:[\w.]{1,120}: )?)(?P<said>(?!\d+ validation error|\w+ \()[^\s(][^\n]*?)"
@@ -75,12 +77,12 @@ _SENTENCE = re.compile(
 )
 FEWEST_WORDS = 4
 """Of a sentence in an error, to be told as its cause."""
-_IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1|^ +File ")
+_IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1| +File \"|(?:Error|Exception): *$")
 """An error that only says that another process failed, and lines that are no reason of it."""
 _IS_OF_VLLM = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +File \"")
 """Lines in which no other program complains."""
 _CALL_FAILED = re.compile(
-    r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)"
+    r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)|NCCL_ERROR_"
     r"|unspecified launch failure|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after"
     r"|NVMLError|call hccl api"
 )
@@ -294,7 +296,8 @@ def known_failure(
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
                 is_decided = failure.has_context and not failure.computed_first
-                seen = values.get("", "") or (printable(hidden(text), MOST_SEEN) if text in beside else "")
+                said = text[head.end() :] if (head := _HEAD.match(text)) else text
+                seen = values.get("", "") or (printable(hidden(said), MOST_SEEN) if text in beside else "")
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return spare
 
