@@ -54,7 +54,9 @@ _OPTIONS = re.compile(r"\[(?P<names>--[\w.-]+(?:, --[\w.-]+)*)\]")
 _GIVEN = re.compile(r"non-default args: \{(?P<args>.*)\}")
 _FLAG = re.compile(r"(?<![\w-])(?P<name>--[a-z][a-z0-9-]+)(?P<other>[^();,]{0,40}\((?:since|before|\d))?")
 """An option in an advice; in brackets may stand since when vLLM has it."""
-_VARIABLE = re.compile(r"\b(?P<name>VLLM_[A-Z\d_]+)(?:=[\w./:-]*\w)?(?P<other> \((?:since|before|to|from|V1|\d)| before \d)?")
+_VARIABLE = re.compile(
+    r"\b(?P<name>VLLM_[A-Z\d_]+)(?:=[\w./:-]*\w)?(?P<other> \((?:since|before|to|from|V1|\d)| before \d)?"
+)
 """A variable of vLLM's; in brackets may stand which releases have it."""
 _REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take|instead|in place of")
 _OF_CONTAINER = re.compile(r"docker|container")
@@ -70,8 +72,10 @@ AVOID_LATE = (
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
 _SAYS_NOTHING = re.compile(
-    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See (?:root|stack)"
-    r"|EngineCore (?:failed to start|encountered a fatal|hit an exc)|Ninja build failed|Error building extension|ninja: build stopped|CalledProcessError|EngineDeadError"
+    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly"
+    r"|See (?:root|stack)"
+    r"|EngineCore (?:failed to start|encountered a fatal|hit an exc)"
+    r"|Ninja build failed|Error building extension|ninja: build stopped|CalledProcessError|EngineDeadError"
     r"|\d validation errors? for \w+$|unhandled (?:system|cuda) error|NCCL_ERROR_|(?:nccl|ncclUnhandled)\w*Error$"
 )
 _SENTENCE = re.compile(
