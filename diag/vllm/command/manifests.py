@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import parse_yaml
+from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.shell import filled_templates
@@ -18,8 +19,6 @@ _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
-_MODEL_KEYS = ("name", "repoId", "repo", "id", "path")
-"""Keys under which the values of charts name the model."""
 _KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Job|List|container of Helm values)\b")
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
@@ -33,6 +32,9 @@ _STARTS = re.compile(
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
+_BESIDE = re.compile(r"router|front-?end|proxy|gateway|bench|client|exporter|sidecar|download|webui|ray", re.IGNORECASE)
+"""Names of containers beside a server."""
+_HOST_SCRIPTS = frozenset[str](NOTATIONS["host_scripts"])
 _NAMES_MODEL = re.compile(r"--model[= ]\S")
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
 _MOST_DOCUMENTS = 100
@@ -86,8 +88,8 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
     read = (_with_service(writing, part, parts) for part in parts for writing in reader.document(part))
     for writing in chain(read, _scripts(parts)):
-        if writing.name == SCRIPT and is_read:
-            return
+        if writing.name == SCRIPT and is_read and writing.place not in _HOST_SCRIPTS:
+            continue
         is_read = is_read or writing.name != SCRIPT
         length += len(writing.command)
         if length > _MOST_BYTES:  # aliases may stand for any number of words
@@ -139,6 +141,24 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
     return [part for part in joined if not any(part is runtime for runtime in used)]
 
 
+def _of_a_job(writing: Writing, job: Mapping[str, Any]) -> Writing:
+    """Tell a service that it is a task of a scheduler: of its container nothing is known but the GPUs."""
+    if not job:
+        return writing
+    count = str(job.get("gpus") or "")
+    around = Container(job["kind"], shared_memory=None, is_whole=False, gpus_by=job.get("by", "device"))
+    around = around._replace(gpus=int(count) if count.isdigit() else None)
+    return writing._replace(name=article(job["kind"]), container=around, line=job.get("line", 0))
+
+
+def _task(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a container of an ECS task as a service of Compose."""
+    asked = {str(one.get("type")): one.get("value") for one in items(task, "resourceRequirements")}
+    service = {"image": task.get("image"), "entrypoint": task.get("entryPoint"), "command": task.get("command")}
+    job = {"kind": "ECS task", "gpus": asked.get("GPU"), "by": "resourceRequirements"}
+    return {**service, "environment": task.get("environment"), "job": job}
+
+
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -169,13 +189,6 @@ def _suffix(key: str, text: str) -> str | None:
 
 def article(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIOULaeiou' and not name.startswith('Lead') else 'a'} {name}"
-
-
-def _with_settings(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put the keys of a chart's `model` and `vllm` beside each other, the model by its name."""
-    named, settings = inner(node, "model"), inner(node, "vllm")
-    name = next((named[key] for key in _MODEL_KEYS if isinstance(named.get(key), str)), node.get("model"))
-    return {**node, **named, "model": name, **{key: value for key, value in settings.items() if value != ""}}
 
 
 class _Reader(NamedTuple):
@@ -212,6 +225,9 @@ class _Reader(NamedTuple):
                 yield from self.production_stack(inner(document, "servingEngineSpec"), model)
         elif "vllm_config" in inner(document, "backend"):
             yield from _recipe(document, self.version)
+        elif "containerDefinitions" in document:
+            tasks = items(document, "containerDefinitions")
+            yield from self.document({"services": {str(task.get("name")): _task(task) for task in tasks}})
         elif "modelArtifacts" in document:
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
@@ -219,7 +235,7 @@ class _Reader(NamedTuple):
             if isinstance(document.get("services"), dict):
                 for service, node in document["services"].items():
                     for writing in self.nested(node, str(service), _SERVICE, {}):
-                        yield writing._replace(place=str(service))
+                        yield _of_a_job(writing, inner(node, "job"))._replace(place=str(service))
                 return
             name = f"{article(kind)}'s container" if kind else "a container of Helm values"
             if not kind and "image" not in document and isinstance(document.get("args"), list):
@@ -229,7 +245,15 @@ class _Reader(NamedTuple):
                     document = {**document, "image": app.pop("image"), key: app}
             chart = {} if kind else inner(document, "image")
             reader = self._replace(image=_image(chart)) if chart.get("tag") else self
-            yield from reader.nested(document, "", name, {})
+            is_read = False
+            for writing in reader.nested(document, "", name, {}):
+                is_read = True
+                yield writing
+            if not kind and not is_read:
+                for one in charts.engines(document, self.version):
+                    _, environment = _variables({"env": one.environment})
+                    command = serve(_referenced(one.words, environment), environment, one.image)
+                    yield Writing(name, command, one.container, place=one.name)
 
     def nested(self, node: Any, under: str, name: str, spec: Mapping[str, Any]) -> Iterator[Writing]:
         """Yield the containers under a node: `under` is its key, `spec` the pod's spec around it."""
@@ -260,13 +284,9 @@ class _Reader(NamedTuple):
         if "args" in called and ("image" in called or "arguments" in node):  # of a service's API
             node = {**node, **{name: node[key] for name, key in called.items()}}
             is_pod, is_whole = True, False
-        if (
-            self.image
-            and "image" not in node
-            and "repository" not in node
-            and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))]))
-        ):
-            node, is_pod, is_whole = {**node, "image": self.image}, True, False
+        is_open = not is_pod and name != _SERVICE and "image" not in node and "repository" not in node
+        if is_open and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))])):
+            node, is_pod, is_whole = {**node, "image": self.image}, True, False  # of a chart
         if isinstance(settings := node.get("args"), dict):  # {--max-model-len: 8192}
             flags = {str(key).lstrip("-"): value for key, value in settings.items()}
             node, is_pod, is_whole = {**node, "args": command_line(flags, self.version)}, True, False
@@ -280,12 +300,7 @@ class _Reader(NamedTuple):
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
         if vllm_image != node.get("image") and not program and not words:
-            node = _with_settings(node)
-            # the values of a chart whose templates are not known: keys called as flags are flags
-            keys = {key: value for key, value in node.items() if isinstance(key, str) and flag(key) in known()}
-            if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
-                return
-            words, is_whole = [*command_line(keys, self.version), *split(node.get("extraArgs"))], False
+            return  # the values of a chart
         if is_pod and is_whole and not program and not words and not {"ports", "resources"} & node.keys():
             return  # a patch of a pod
         is_patch = is_pod and bool(program or words)  # the image is set by another file
@@ -297,7 +312,10 @@ class _Reader(NamedTuple):
             if arguments:
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
-            return  # what this image starts is unknown
+            around = read_pod(spec, node, self.metrics, is_whole)
+            if is_pod and is_whole and around.gpus and not _BESIDE.search(called_by):  # what it starts is unknown
+                command = ["docker", "run", *options, vllm_image, "$ARGUMENTS"]
+                yield Writing(name, shlex.join(command), around, place=str(node.get("name") or ""))
         elif not (program or words) and is_pod and not _KINDS.search(name):
             return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
