@@ -22,7 +22,7 @@ _DEEPEST = 6
 
 
 class Engine(NamedTuple):
-    """A server that a chart starts: the words after `vllm serve`, its environment, image, container and name."""
+    """A server that a chart starts: the words of vLLM, its environment, image, container and name."""
 
     words: tuple[str, ...]
     environment: Any
@@ -32,12 +32,15 @@ class Engine(NamedTuple):
 
 
 class _Found:
-    """What the values say about one server; `about` is True if a name in them is that of vLLM."""
+    """What the values say about one server.
+
+    `about` is True if a name in them is that of vLLM, `is_open` if a setting of the server is not understood.
+    """
 
     def __init__(self) -> None:
         self.models, self.flags, self.words = list[str](), dict[str, Any](), list[str]()
         self.image, self.environment, self.resources = "", None, dict[str, Any]()
-        self.about = self.has_key = False
+        self.about = self.has_key = self.is_open = False
         self.left = _MOST
 
 
@@ -57,19 +60,22 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     found = _Found()
     _walk(values, "", found, 0)
     models = sorted(found.models, key=lambda name: "/" not in name)  # an alias stands beside the model
-    words = [word for word in found.words if word.startswith("-")]
-    is_foreign = any(word.partition("=")[0] not in known() for word in words if word.startswith("--"))
-    is_vllm = found.about or "vllm" in found.image or bool(words and models and "/" in models[0])
-    named = any(word.partition("=")[0] == "--model" for word in words)
-    many = len(found.flags) + len(words)
-    if not is_vllm or (is_foreign and not found.about and "vllm" not in found.image):
+    listed, place = found.words, next((at for at, word in enumerate(found.words) if re.match("--model(=|$)", word)), None)
+    if place is not None:  # the templates know whether it is a word of `vllm serve`, or an option of the entry point
+        is_joined = "=" in listed[place]
+        named = listed[place].partition("=")[2] if is_joined else "".join(listed[place + 1 : place + 2])
+        models = [*([named] if "$" not in named else []), *models, named]  # --model={{ .Values.vllm.model }}
+        listed = [*listed[:place], *listed[place + 2 - is_joined :]]
+    flags = [word for word in listed if word.startswith("--")]
+    is_named = found.about or "vllm" in found.image
+    is_vllm = is_named or (models and "/" in models[0] and all(word.partition("=")[0] in known() for word in flags))
+    count = len(found.flags) + len(flags)
+    if not is_vllm or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
         return
-    if not (many >= 2 or (many and (models or named)) or (models and "vllm" in found.image)):
-        return
-    model = {} if named else {"model": models[0] if models else "$MODEL"}
+    model = {"model": models[0] if models else "$MODEL"}
     pod = read_pod({}, {"resources": found.resources}, (), is_whole=False)
     is_public = inner(values, "service").get("type") in ("LoadBalancer", "NodePort") and not found.has_key
-    line = (*command_line({**model, **found.flags}, version), *found.words, "$VALUES")
+    line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
     pod = pod._replace(shared_memory=None, is_public=is_public)
     yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))
 
@@ -101,5 +107,7 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
             is_model = _MODEL.fullmatch(name) or (under.lower() == "model" and name in _WITHIN_MODEL)
             if is_model and isinstance(child, str):
                 found.models.append(child)
-            elif flag(name) in known() and (flag(name).count("-") > 3 or flag(name) in _SHORT):
+            elif flag(name) in known() and (flag(name).count("-") > 2 or flag(name) in _SHORT):
                 found.flags.setdefault(name, child)
+            elif re.search("vllm|engine|arg", under, re.IGNORECASE):
+                found.is_open = True

@@ -284,7 +284,7 @@ class _Reader(NamedTuple):
         if "args" in called and ("image" in called or "arguments" in node):  # of a service's API
             node = {**node, **{name: node[key] for name, key in called.items()}}
             is_pod, is_whole = True, False
-        is_open = not is_pod and name != _SERVICE and "image" not in node and "repository" not in node
+        is_open = not is_pod and name != _SERVICE and node.keys().isdisjoint(("image", "repository", "container"))
         if is_open and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))])):
             node, is_pod, is_whole = {**node, "image": self.image}, True, False  # of a chart
         if isinstance(settings := node.get("args"), dict):  # {--max-model-len: 8192}
@@ -314,7 +314,7 @@ class _Reader(NamedTuple):
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             around = read_pod(spec, node, self.metrics, is_whole)
             if is_pod and is_whole and around.gpus and not _BESIDE.search(called_by):  # what it starts is unknown
-                command = ["docker", "run", *options, vllm_image, "$ARGUMENTS"]
+                command = ["docker", "run", *options, vllm_image, "$ARGS"]
                 yield Writing(name, shlex.join(command), around, place=str(node.get("name") or ""))
         elif not (program or words) and is_pod and not _KINDS.search(name):
             return  # the operator of a custom resource says it
