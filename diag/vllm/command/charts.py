@@ -64,7 +64,8 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     if place is not None:  # the templates know whether it is a word of `vllm serve`, or an option of the entry point
         is_joined = "=" in listed[place]
         named = listed[place].partition("=")[2] if is_joined else "".join(listed[place + 1 : place + 2])
-        models = [*([named] if "$" not in named else []), *models, named]  # --model={{ .Values.vllm.model }}
+        is_filled = bool(re.search(r"\$|\{\{", named))  # --model={{ .Values.vllm.model }}
+        models = [*models, named] if is_filled else [named]
         listed = [*listed[:place], *listed[place + 2 - is_joined :]]
     flags = [word for word in listed if word.startswith("--")]
     is_named = found.about or "vllm" in found.image

@@ -34,6 +34,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
 }
+_ALTERING = ("insert", "remove", "pop", "reverse", "sort", "clear")
 _LARGEST = 10**18
 _DEEPEST = 20
 """Names and operators within each other that are followed."""
@@ -134,34 +135,67 @@ class _Source:
                 is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant)
                 if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
                     self._values[name.id] = value
-        self._environment = {
-            str(self._known(node.targets[0].slice, "")): str(self._known(node.value, "value"))
-            for node in nodes
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Subscript)
-            and _names(node.targets[0].value) == ("os", "environ")
-        }
+        self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
         self._foreign = _foreign_names(nodes)
 
-    def _read_additions(self, nodes: list[ast.AST]) -> None:
-        """Find the statements that change a list: `+=` beside its assignment, elsewhere, and calls of methods."""
-        self._additions: dict[str, list[ast.AugAssign]] = {}
+    def _read_environment(self, nodes: list[ast.AST]) -> dict[str, str]:
+        """Return the variables that the source sets: of os.environ, of a copy of it, and of Modal's image."""
+        copies, found = {"environ"}, dict[str, str]()
+        self._own: list[tuple[str, str, str]] = []
         for node in nodes:
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-                self._additions.setdefault(node.target.id, []).append(node)
-        names = ("body", "orelse", "finalbody")
-        bodies = [body for node in nodes for name in names if isinstance(body := getattr(node, name, None), list)]
-        self._lists_by_name = {
-            statement.targets[0].id: (statement.value, body)
-            for body in bodies
-            for statement in body
-            if isinstance(statement, ast.Assign)
-            and isinstance(statement.value, ast.List)
-            and isinstance(statement.targets[0], ast.Name)
+            entries: list[ast.keyword] = []
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                if "os.environ" in ast.unparse(node.value):
+                    copies.add(node.targets[0].id)
+                    entries = (isinstance(node.value, ast.Dict) and self._inner(node.value)) or []
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+                place = node.targets[0]
+                if _names(place.value)[1] in copies and isinstance(place.slice, ast.Constant):
+                    entries = [ast.keyword(str(place.slice.value), node.value)]
+            elif isinstance(node, ast.Call) and _names(node.func)[1] in ("env", "update") and len(node.args) == 1:
+                is_set = _names(node.func)[1] == "env" or "environ" in ast.unparse(node.func)
+                entries = (is_set and self._inner(node.args[0])) or []
+            elif isinstance(node, ast.keyword) and node.arg == "env" and "os.environ" in ast.unparse(node.value):
+                entries = (isinstance(node.value, ast.Dict) and self._inner(node.value)) or []
+            pairs = {one.arg: str(self._known(one.value, "value")) for one in entries if one.arg}
+            is_shared = isinstance(node, ast.Call) or (
+                isinstance(node, ast.Assign) and "environ" in ast.unparse(node.targets[0])
+            )
+            found |= pairs if is_shared else {}
+            self._own += [] if is_shared else [(self._place(node), *pair) for pair in pairs.items()]
+        return found
+
+    def _read_additions(self, nodes: list[ast.AST]) -> None:
+        """Find the lists that are assigned to a name, each with the statements behind it, and what else changes them."""
+        names = ("body", "orelse", "finalbody", "handlers")
+        self._after = {
+            id(statement): (body[at + 1 :], node)
+            for node in nodes
+            for name in names
+            if isinstance(body := getattr(node, name, None), list)
+            for at, statement in enumerate(body)
         }
+        self._assigned = {
+            id(node.value): (node.targets[0].id, self._behind(node))
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
+            if isinstance(node.targets[0], ast.Name) and not _addition(node)
+        }
+        self._lists_by_name = {
+            name: node for node in self._lists if (name := self._assigned.get(id(node), ("",))[0])
+        }
+        self._altered = {
+            node.value.id
+            for node in nodes
+            if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Name)
+            if (node.attr in _ALTERING if isinstance(node, ast.Attribute) else not isinstance(node.ctx, ast.Load))
+        }
+        additions = [added for node in nodes if (added := _addition(node))]
+        self._added = Counter(name for name, _ in additions)
+        self._parts = {id(part) for _, value in additions for part in ast.walk(value)}
         together = [{part.arg or "": part.value for part in call.keywords} for call in self._calls]
-        together.append({name: value for name, (value, _) in self._lists_by_name.items()})
+        together.append({**self._lists_by_name})
         self._rest = {  # a container's command, and its args beside it
             id(value): rest
             for group in together
@@ -170,13 +204,14 @@ class _Source:
             if isinstance(rest := group.get(name.removesuffix("command") + "args"), ast.List)
         }
         self._joined = {
-            id(self._lists_by_name[call.args[0].id][0])
+            id(node)
             for call in self._calls
             if isinstance(call.func, ast.Attribute)
             and call.func.attr == "join"
             and call.args
             and isinstance(call.args[0], ast.Name)
-            and call.args[0].id in self._lists_by_name
+            for node in self._lists
+            if self._assigned.get(id(node), ("",))[0] == call.args[0].id
         }
 
     def engines(self) -> Iterator[Writing]:
@@ -200,7 +235,7 @@ class _Source:
             words = [*self._list(node), *(self._list(rest) if rest else ())]
             is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
             if is_run or words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
-                command = shlex.join([*words, *self._added(node)])
+                command = self._command(words, node)
                 writings.append((node.lineno, self._writing("Python: a command as a list", command, node)))
         for text_node in self._texts:
             text = self._text(text_node)
@@ -218,36 +253,95 @@ class _Source:
 
     def _writing(self, name: str, command: str, node: ast.expr) -> Writing:
         """Return a launch with its function and the GPUs that a decorator of Modal, or a call of Beam, gives it."""
-        within = [scope for scope in self._scopes if scope.lineno <= node.lineno <= (scope.end_lineno or scope.lineno)]
-        place = next((scope.name for scope in reversed(within) if not isinstance(scope, ast.ClassDef)), "")
+        within, place = self._around(node), self._place(node)
         calls = [call for scope in within for call in scope.decorator_list if isinstance(call, ast.Call)]
         gpus = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
         around = accelerators(self._known(gpus[-1], "gpu"), "function") if gpus else None
         around = around and around._replace(gpus_by=f'gpu="{around.gpus_by}"')
         return Writing(name, command, around, is_here=not around, place=place, line=node.lineno)
 
+    def _around(self, node: Any) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+        line = getattr(node, "lineno", 0) or getattr(getattr(node, "value", None), "lineno", 0)
+        return [scope for scope in self._scopes if scope.lineno <= line <= (scope.end_lineno or scope.lineno)]
+
+    def _place(self, node: Any) -> str:
+        """Return the function of a node, "" for none."""
+        return next((one.name for one in reversed(self._around(node)) if not isinstance(one, ast.ClassDef)), "")
+
     def _list(self, node: ast.List) -> list[str]:
         """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
         words = [str(self._known(item, _named(item))) for item in node.elts]
         return [part for word in words for part in (split(word) if id(node) in self._joined else [word])]
 
-    def _added(self, node: ast.List) -> list[str]:
-        """Return the words that later statements add to a list with `+=`; a variable for those that may be added."""
-        name, body = next(
-            ((name, body) for name, (value, body) in self._lists_by_name.items() if value is node), ("", [])
-        )
-        words: list[str] = []
-        for added in self._additions.get(name, ()):
-            is_sure = isinstance(added.value, ast.List) and added in body
-            if is_sure and isinstance(added.value, ast.List):
-                self._joined |= {id(added.value)} if id(node) in self._joined else set()
-                words += self._list(added.value)
+    def _command(self, words: list[str], node: ast.List) -> str:
+        """Return a list as a command of a shell, with what later statements add to it, each branch as one of the shell."""
+        name, behind = self._assigned.get(id(node), ("", []))
+        self._seen = 0
+        lines = self._script(behind, name, id(node) in self._joined) if name else []
+        is_rest = name in self._altered or self._seen < self._added[name] - self._elsewhere(node, name)
+        is_rest = is_rest or id(node) in self._parts  # of another list
+        unknown = [_variable(name or "words")] * is_rest
+        place = self._place(node)
+        own = {key: value for where, key, value in self._own if where in ("", place)}
+        exports = [f"export {key}={shlex.quote(value)}" for key, value in {**self._environment, **own}.items()]
+        exports = [] if words[0] in ("docker", "podman") else exports
+        if any(line == "fi" for line in lines):
+            array = [f"command=({shlex.join([*words, *unknown])})", *lines, '"${command[@]}"']
+            return "\n".join([*exports, *array])
+        return "\n".join([*exports, " ".join([shlex.join(words), *(line[10:-1] for line in lines), *unknown])])
+
+    def _behind(self, statement: ast.AST) -> list[ast.stmt]:
+        """Return the statements that run after one, also behind the branches around it."""
+        found: list[ast.stmt] = []
+        while id(statement) in self._after:
+            rest, statement = self._after[id(statement)]
+            found += rest
+            if not isinstance(statement, ast.If | ast.With | ast.Try):
+                break
+        return found
+
+    def _elsewhere(self, node: ast.List, name: str) -> int:
+        """Count the additions to another list of the same name, which has its own."""
+        others = [
+            behind for at, (other, behind) in self._assigned.items() if other == name and at != id(node)
+        ]
+        return sum(bool(_addition(part)) for behind in others for each in behind for part in ast.walk(each))
+
+    def _script(self, statements: list[ast.stmt], name: str, is_joined: bool) -> list[str]:
+        """Return the commands of a shell that add to the array `command` what statements add to a list."""
+        lines: list[str] = []
+        for statement in statements:
+            if id(getattr(statement, "value", None)) in self._assigned and _names(statement.targets[0])[1] == name:  # type: ignore[attr-defined]
+                break  # another list
+            if isinstance(statement, ast.If):
+                ways = [self._script(body, name, is_joined) for body in (statement.body, statement.orelse)]
+                lines += ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"] * any(ways)
+                continue
+            parts = list(ast.walk(statement))
+            found = [added for part in parts if (added := _addition(part)) and added[0] == name]
+            if not found:
+                continue
+            self._seen += len(found)
+            inner = [body for key in ("body", "orelse", "finalbody") if (body := getattr(statement, key, None))]
+            if isinstance(statement, ast.With | ast.Try):
+                self._seen -= len(found)
+                lines += [line for body in inner for line in self._script(body, name, is_joined)]
+            elif inner or len(found) > 1:  # a loop
+                lines.append(f"command+=({_variable(name)})")
             else:
-                words.append(_variable(name))
-        is_rest = any(
-            node is added.value for every in self._additions.values() for added in every
-        )  # of an unknown list
-        return [*words, *[_variable(name or "words")] * (is_rest or name in self._changed)]
+                lines += self._lines(found[0][1], name, is_joined)
+        return lines
+
+    def _lines(self, added: ast.expr, name: str, is_joined: bool) -> list[str]:
+        if isinstance(added, ast.IfExp):
+            ways = [self._lines(way, name, is_joined) for way in (added.body, added.orelse)]
+            return ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"]
+        if not isinstance(added, ast.List | ast.Tuple):
+            return [f"command+=({_variable(_named(added))})"]
+        listed = ast.List(added.elts)
+        self._joined |= {id(listed)} if is_joined else set()
+        words = self._list(listed)
+        return [f"command+=({shlex.join(words)})"] if words else []
 
     def _words(self, call: ast.Call, name: str) -> list[str]:
         arguments, unseen = self._arguments(call.keywords)
@@ -344,6 +438,24 @@ class _Source:
                 if entries is not None and not any(entry.arg is None for entry in entries):
                     return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         raise _UnknownValue
+
+
+def _addition(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return the name of a list and what a node adds to it: +=, append, extend, or x = [*x, ...] and x = x + [...]."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        return node.target.id, node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) == 1:
+        if isinstance(node.func.value, ast.Name) and node.func.attr in ("append", "extend"):
+            is_one = node.func.attr == "append"
+            return node.func.value.id, ast.List([node.args[0]]) if is_one else node.args[0]
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        name, value = node.targets[0].id, node.value
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and _names(value.left) == (name, name):
+            return name, value.right
+        if isinstance(value, ast.List) and value.elts and isinstance(value.elts[0], ast.Starred):
+            if _names(value.elts[0].value) == (name, name):
+                return name, ast.List(value.elts[1:])
+    return None
 
 
 def _names(node: ast.expr) -> tuple[str, str]:
