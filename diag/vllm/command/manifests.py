@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ _KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Jo
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
+_RECIPE = re.compile(r"^[\w./ -]+:.*\n\t+[^\s#]", re.MULTILINE)
+"""A target of a Makefile: no line of YAML begins with a tab."""
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
     r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*"
@@ -74,7 +76,7 @@ class Writing(NamedTuple):
 
 def is_yaml(text: str) -> bool:
     """Return True if a text has a key of the YAML documents that start servers at the beginning of a line."""
-    return bool(_KEY.search(text))
+    return bool(_KEY.search(text)) and not _RECIPE.search(text)
 
 
 def is_manifest(documents: Sequence[Any]) -> bool:
@@ -683,6 +685,14 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     if not any(isinstance(document, dict | list) for document in documents):
         raise error
     return documents
+
+
+def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
+    """Mark launches of a template: its values add words to the command and keys to the container."""
+    if not template(text) and "{%" not in text:
+        return tuple(launches)
+    boxes = ((one, one.container and one.container._replace(is_whole=False, shared_memory=None)) for one in launches)
+    return tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in boxes)
 
 
 def template(text: str) -> str:

@@ -25,7 +25,7 @@ from diag.vllm.command.command import (
 from diag.vllm.command.container import Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
-from diag.vllm.command.shell import MOST_DOCUMENTS, Bare, Statement, default, here_documents, statements
+from diag.vllm.command.shell import MOST_DOCUMENTS, Bare, Statement, default, filled_templates, here_documents, statements
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
@@ -154,6 +154,8 @@ _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
+_ENGINE = re.compile(r"^[ \t]*\{%", re.MULTILINE)
+"""A line of a template engine."""
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
 """Commands that mention a server and start none."""
 
@@ -224,11 +226,8 @@ def _content(name: str) -> bytes | None:
 def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
     documents = manifests.parse(content, printable(str(file)))
-    launches, text = tuple(manifests.containers(documents, version)), content.decode("utf-8", "replace")
-    if launches and manifests.template(text):  # its values add words to the command and keys to the container
-        boxes = (one.container and one.container._replace(is_whole=False, shared_memory=None) for one in launches)
-        pairs = zip(launches, boxes, strict=True)
-        launches = tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in pairs)
+    text = content.decode("utf-8", "replace")
+    launches = manifests.templated(manifests.containers(documents, version), text)
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
@@ -264,6 +263,8 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
         return _from_guide(_fenced(text) if suffix == ".rst" else text, version)
     if suffix in _WINDOWS.values():
         text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", text)
+    if suffix not in (".py", ".ipynb", ".json") and _ENGINE.search(text) and not manifests.is_yaml(text):
+        text = filled_templates(text)
     refused: BadUsage | None = None
     try:
         launches = writings(text, suffix, version)

@@ -18,10 +18,13 @@ MOST_DOCUMENTS = 20
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 _BLOCK = re.compile(
-    r"[ \t]*(?:\{\{-?[ \t]*(?:[#/]|(?:if|end|with|range|define)\b|(?P<other>else\b)"
-    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}|\{%-?[ \t]*(?P<another>el)?[^\n]*%\}|\{#.*#\})[ \t]*"
+    r"[ \t]*(?:\{\{-?[ \t]*(?:/\*|(?P<opens>#|(?:if|with|range|define|block)\b)|(?P<ends>/|end\b)|(?P<other>else\b)"
+    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}"
+    r"|\{%[-+]?[ \t]*(?:(?P<start>(?:if|for|block|macro|call|filter|with|raw)\b)|(?P<stop>end)|(?P<another>el))?[^\n]*%\})"
+    r"[ \t]*(?P<joined>\\?)"
 )
 """A line of a template engine that begins or ends a branch, or stands for lines of any number."""
+_COMMENT = re.compile(r"\{#.*?#\}|\{\{-?[ \t]*/\*.*?\*/[ \t]*-?\}\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
@@ -153,11 +156,19 @@ def filled_templates(text: str) -> str:
     """Replace what a template engine fills in, such as {{ model }}, by a shell's variable."""
     if "{{" not in text and "{%" not in text:
         return text
-    lines, is_other = list[str](), False
-    for line in text.split("\n"):  # only the first branch of a block; lines keep their numbers
+    lines, opened = list[str](), list[bool]()  # True behind an else
+    for line in _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
         block = _BLOCK.fullmatch(line)
-        is_other = bool(block["other"] or block["another"]) if block and not block["same"] else is_other
-        lines.append("" if block or is_other else line)
+        if block and (block["opens"] or block["start"]):
+            opened.append(False)
+        elif block and (block["ends"] or block["stop"]):
+            del opened[-1:]
+        elif block and (block["other"] or block["another"]) and opened:
+            opened[-1] = True
+        is_joined = bool(lines) and lines[-1].endswith("\\")  # the command goes on behind the block
+        is_left_out = any(opened)  # only the first branch is read; lines keep their numbers
+        unseen = "$OTHERWISE \\" if is_left_out and not block and not lines[-1].startswith("$OTHERWISE") else "\\"
+        lines.append(line if not (block or is_left_out) else unseen if is_joined else "")
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
 
 

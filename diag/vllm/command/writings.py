@@ -13,7 +13,7 @@ from diag.vllm.command.command import NOTATIONS, command_line, from_variables, s
 from diag.vllm.command.container import Container
 from diag.vllm.command.hcl import documents as hcl_documents
 from diag.vllm.command.hcl import is_hcl
-from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
+from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template, templated
 from diag.vllm.command.python_source import engines, is_parsed, is_python
 from diag.vllm.command.shell import default
 from diag.vllm.flags.registry import known
@@ -52,7 +52,7 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     is_blocks = suffix in _HCL or (not is_code and is_hcl(text))
     if is_blocks or suffix == ".json" or (not is_code and is_yaml(text)):
         documents = hcl_documents(text) if is_blocks else parse(text, "the text")
-        launches = tuple(containers(documents, version))
+        launches = templated(containers(documents, version), "" if is_blocks else text)
         for document in () if launches else documents:  # model.json of Triton's vLLM backend has an engine's arguments
             keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
             if "--model" in keys and all(key in known() for key in keys):
