@@ -23,8 +23,8 @@ _KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Jo
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
-_RECIPE = re.compile(r"^[\w./ -]+:.*\n\t+[^\s#]", re.MULTILINE)
-"""A target of a Makefile: no line of YAML begins with a tab."""
+_RECIPE = re.compile(r"^[\w./ -]+:.*\n(?:#.*\n)*\t+[^\s#]|^\w+[ \t]*:=[ \t]", re.MULTILINE)
+"""A target of a Makefile or a variable of a justfile: no line of YAML begins with a tab."""
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
     r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*"
@@ -76,7 +76,12 @@ class Writing(NamedTuple):
 
 def is_yaml(text: str) -> bool:
     """Return True if a text has a key of the YAML documents that start servers at the beginning of a line."""
-    return bool(_KEY.search(text)) and not _RECIPE.search(text)
+    return bool(_KEY.search(text)) and not is_makefile(text)
+
+
+def is_makefile(text: str) -> bool:
+    """Return True for a Makefile or a justfile."""
+    return bool(_RECIPE.search(text))
 
 
 def is_manifest(documents: Sequence[Any]) -> bool:
@@ -689,7 +694,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
 
 def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     """Mark launches of a template: its values add words to the command and keys to the container."""
-    if not template(text) and "{%" not in text:
+    if not template(text) and not re.search(r"\{%[-+]?\s*(?:el|for\b)", text):
         return tuple(launches)
     boxes = ((one, one.container and one.container._replace(is_whole=False, shared_memory=None)) for one in launches)
     return tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in boxes)

@@ -25,7 +25,7 @@ from diag.vllm.command.command import (
 from diag.vllm.command.container import Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
-from diag.vllm.command.shell import MOST_DOCUMENTS, Bare, Statement, default, filled_templates, here_documents, statements
+from diag.vllm.command.shell import MOST_DOCUMENTS, Bare, Statement, default, filled_templates, here_documents, recipes, statements
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
@@ -265,6 +265,8 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
         text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", text)
     if suffix not in (".py", ".ipynb", ".json") and _ENGINE.search(text) and not manifests.is_yaml(text):
         text = filled_templates(text)
+    if suffix in ("", ".mk") and manifests.is_makefile(text):
+        text = recipes(text)
     refused: BadUsage | None = None
     try:
         launches = writings(text, suffix, version)
@@ -491,6 +493,7 @@ def _run(
                 filled += map(Bare.of, environment[named[1]].split())
             else:
                 filled += value.split() if " " in value and "$" not in value else [word]
+        filled = _of_cloud_run(filled) or filled
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
@@ -551,6 +554,27 @@ def _find_servers(
         assigned = _assignments(words[:start])
         server = _command(words, start, {**environment, **assigned}, folder, version)
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
+
+
+def _of_cloud_run(words: Sequence[str]) -> list[str]:
+    """Return `docker run` for a container that `gcloud run deploy` starts; [] for other commands."""
+    options = [word.partition("=") for word in words if word.startswith("--")]
+    options += [(word, "", after) for word, after in pairwise(words) if word.startswith("--") and "=" not in word]
+    given = {name: value for name, _, value in options if value}
+    if "gcloud" not in words or "deploy" not in words or "vllm" not in given.get("--image", ""):
+        return []
+    lists = {name: _comma(given.get(name, "")) for name in ("--command", "--args", "--set-env-vars")}
+    program, *more = lists["--command"] or [""]
+    start = ["docker", "run", *(word for pair in lists["--set-env-vars"] for word in ("-e", pair))]
+    start += ["--gpus", given["--gpu"]] if "--gpu" in given else ["--device", "$GPU"]
+    start += ["--volume", "$VOLUMES", *(["--entrypoint", program] if program else [])]
+    return [*start, given["--image"], *more, *lists["--args"]]
+
+
+def _comma(text: str) -> list[str]:
+    """Split a list of gcloud: a,b or ^|^a|b."""
+    marked = re.match(r"\^(.{1,5}?)\^", text)
+    return [part for part in text[marked.end() :].split(marked[1])] if marked else [*filter(None, text.split(","))]
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:

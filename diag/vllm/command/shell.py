@@ -172,6 +172,19 @@ def filled_templates(text: str) -> str:
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
 
 
+def recipes(text: str) -> str:
+    """Write the recipes of a Makefile or a justfile as commands of a shell, on the same lines."""
+    text = re.sub(r"^([ \t]+)@-?(?=\S)", r"\1", text, flags=re.MULTILINE)
+    text = re.sub(r"\$\((\w+)\)", r"${\1}", text).replace("$$", "$")
+    text = re.sub(r"^(?:export[ \t]+)?(\w+)[ \t]*[?:]?=[ \t]*(.*?)[ \t]*$", _assigned, text, flags=re.MULTILINE)
+    return re.sub(r"^[\w./%-][^\n:=]*:(?!=)[^\n=]*$", ":", text, flags=re.MULTILINE)
+
+
+def _assigned(line: re.Match[str]) -> str:
+    value = line[2] if line[2][:1] in ("'", '"') else shlex.quote(line[2].partition(" #")[0])
+    return f"{line[1]}={value}" if line[2].count("'") % 2 == 0 else ":"
+
+
 def variable_name(text: str) -> str:
     return re.sub(r"[^A-Z0-9]+", "_", text.upper()).strip("_").lstrip("0123456789_")[:60] or "VALUE"
 
