@@ -283,7 +283,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     commands: list[Command] = []
     for document in here_documents(text):  # kubectl apply -f - <<EOF
         with suppress(BadUsage):
-            if document.lstrip().startswith("#!") or notation(document):  # cat >run.sh <<EOF
+            if re.match(r"\s*(?:#!|set -[a-z]*e)", document) or notation(document):  # cat >run.sh <<EOF
                 started = _parse_shell(document, version, None)
                 commands += [one._replace(writing=notation(document), pinned=_named(text)[0]) for one in started]
             else:

@@ -15,6 +15,7 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
+from diag.vllm.flags.registry import understood
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
@@ -24,6 +25,9 @@ _SERVER = re.compile(
 )
 _COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
 _LINE = re.compile(_COMMAND.pattern, re.MULTILINE)
+_FLAGS = re.compile(r"[=(]\s*\[\s*(?:#.*\n\s*)*f?[\"']--[a-z][\w-]+(?:=|[\"'])")
+"""A list of flags alone, for the entry point of a container."""
+_LEAST_FLAGS = 3
 _IMPORT = re.compile(r"^(?:from [\w.]+ )?import \w", re.MULTILINE)
 _PRINTERS = frozenset[str](NOTATIONS["printers"])
 _NOTEBOOK = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.MULTILINE)
@@ -54,7 +58,8 @@ def _variable(name: str) -> str:
 
 def is_python(text: str) -> bool:
     """Return True if a text may be Python source that creates an engine, or starts a server."""
-    return bool(_CALL.search(text) or _SERVER.search(text) or (_IMPORT.search(text) and "vllm serve " in text))
+    is_import = _IMPORT.search(text) and "vllm serve " in text
+    return bool(_CALL.search(text) or _SERVER.search(text) or is_import or _FLAGS.search(text))
 
 
 def engines(text: str, version: str) -> list[Writing]:
@@ -236,6 +241,11 @@ class _Source:
             is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
             if is_run or words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
                 command = self._command(words, node)
+            elif _is_arguments(words):
+                command = self._command(["python3", "-m", "vllm.entrypoints.openai.api_server", *words], node)
+            else:
+                continue
+            if len(writings) < _MOST_ENGINES:
                 writings.append((node.lineno, self._writing("Python: a command as a list", command, node)))
         for text_node in self._texts:
             text = self._text(text_node)
@@ -270,7 +280,10 @@ class _Source:
 
     def _list(self, node: ast.List) -> list[str]:
         """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
-        words = [str(self._known(item, _named(item))) for item in node.elts]
+        words = [
+            self._text(item) if isinstance(item, ast.JoinedStr) else str(self._known(item, _named(item)))
+            for item in node.elts
+        ]
         return [part for word in words for part in (split(word) if id(node) in self._joined else [word])]
 
     def _command(self, words: list[str], node: ast.List) -> str:
@@ -438,6 +451,13 @@ class _Source:
                 if entries is not None and not any(entry.arg is None for entry in entries):
                     return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         raise _UnknownValue
+
+
+def _is_arguments(words: list[str]) -> bool:
+    """Return True for a list of vLLM's flags, one of which names the model."""
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    is_model = any(name in ("--model", "--served-model-name") for name in names)
+    return words[:1] != [] and words[0].startswith("--") and is_model and len(names) >= _LEAST_FLAGS and all(map(understood, names))
 
 
 def _addition(node: ast.AST) -> tuple[str, ast.expr] | None:
