@@ -27,15 +27,16 @@ _RECIPE = re.compile(r"^[\w./ -]+:.*\n(?:#.*\n)*\t+[^\s#]|^\w+[ \t]*:=[ \t]", re
 """A target of a Makefile or a variable of a justfile: no line of YAML begins with a tab."""
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
-    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*"
+    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"']|^ExecStart=)[ \t]*"
     r"(?:(?:exec|nohup|(?:uv|poetry|pixi) run)[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
-    r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]"
+    r"(?:(?:/\S*/)?vllm serve|(?:/\S*/)?python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]"
     r"|^[ \t]*(?:sudo )?(?:docker|podman) run[ \t](?:[^\n]{0,300}\\\n){0,40}[^\n]{0,300}[/-]vllm\b",
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
 _BESIDE = re.compile(r"router|front-?end|proxy|gateway|bench|client|exporter|sidecar|download|webui|ray", re.IGNORECASE)
 """Names of containers beside a server."""
+_SESSIONS = {"postCreateCommand", "postStartCommand", "postAttachCommand"}
 _HOST_SCRIPTS = frozenset[str](NOTATIONS["host_scripts"])
 _NAMES_MODEL = re.compile(r"--model[= ]\S")
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
@@ -281,13 +282,18 @@ class _Reader(NamedTuple):
                 if str(key).lower().replace("_", "") == "vllmargs" and _NAMES_MODEL.search(" ".join(split(child))):
                     arguments = ["-m", "vllm.entrypoints.openai.api_server", *split(child)]
                     yield Writing("a list of vLLM's arguments", shlex.join(["python3", *arguments]), place=under)
-                yield from self.nested(child, str(key), name, node if key == "containers" else spec)
+                kind = name
+                if str(key).endswith(("docker_container", "podman_container")) and isinstance(child, dict):  # of Ansible
+                    kind, child = _SERVICE, {**child, "gpus": child.get("device_requests")}
+                yield from self.nested(child, str(key), kind, node if key == "containers" else spec)
 
     def container(
         self, node: Mapping[str, Any], name: str, spec: Mapping[str, Any], *, is_pod: bool, is_whole: bool = True
     ) -> Iterator[Writing]:
         """Yield a `docker run` of a container that mentions vLLM."""
         called = {name: key for key in node for name, able in _NAMES.items() if isinstance(key, str) and able(key)}
+        if _SESSIONS & node.keys():
+            return  # a container of a developer, in which a command starts the server
         if "args" in called and ("image" in called or "arguments" in node):  # of a service's API
             node = {**node, **{name: node[key] for name, key in called.items()}}
             is_pod, is_whole = True, False
@@ -676,11 +682,14 @@ def parse(text: str | bytes, name: str) -> list[Any]:
 
     A document that cannot be read is left out if others can; a template's expression becomes a variable.
     """
+    whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     try:
-        return parse_yaml(text, name)
+        documents = parse_yaml(text, name)
+        with suppress(BadUsage):
+            documents = parse_yaml(filled_templates(whole), name) if "{{" in whole else documents
+        return documents
     except BadUsage as failure:
         error = failure
-    whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if why := template(whole):
         error = BadUsage(f"{name}: {why}")
     documents = []

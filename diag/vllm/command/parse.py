@@ -156,6 +156,9 @@ _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _ENGINE = re.compile(r"^[ \t]*\{%", re.MULTILINE)
 """A line of a template engine."""
+_ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
+_DEEPEST = 3
+"""Functions within each other that are followed."""
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
 """Commands that mention a server and start none."""
 
@@ -401,6 +404,7 @@ def _parse_shell(
     except BadUsage:  # a stray quotation mark behind the servers
         if not any("vllm" in word for step in steps for word in step.words):
             raise
+    steps = _inlined(steps, text.splitlines())
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -445,6 +449,55 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _inlined(steps: list[Statement], lines: Sequence[str]) -> list[Statement]:
+    """Put the commands of a function that starts a server with its own arguments in the place of each of its calls."""
+    for _ in range(_DEEPEST):
+        places = [_function(lines, step.line) for step in steps] if lines and len(steps) < _MOST_WORDS else []
+        bodies: dict[str, list[Statement]] = {}
+        for step, place in zip(steps, places, strict=False):
+            bodies.setdefault(place, []).append(step)
+        able = {
+            name: body
+            for name, body in bodies.items()
+            if name and any(_ARGUMENT.search(word) for step in body for word in step.words)
+            if any(_serve_end(step.words) is not None or "vllm" in " ".join(step.words) for step in body)
+        }
+        calls = [step.words[0] for step in steps if step.words and step.words[0] in able]
+        if not calls:
+            return steps
+        made: list[Statement] = []
+        for step, place in zip(steps, places, strict=True):
+            name = step.words[0] if step.words else ""
+            if name in able and name != place:
+                made += _called(able[name], step)
+            elif place not in calls:
+                made.append(step)
+        steps = made
+    return steps
+
+
+def _called(body: Sequence[Statement], call: Statement) -> Iterator[Statement]:
+    """Yield the commands of a function for one of its calls."""
+    given = list(call.words[1:])
+    for step in body:
+        if step.words[:1] == ["shift"]:
+            del given[: int(step.words[1]) if step.words[1:] and step.words[1].isdigit() else 1]
+            continue
+        words = []
+        for word in step.words:
+            if word in ("$@", "$*", "${@}", "${*}"):
+                words += given
+                continue
+            filled = _ARGUMENT.sub(lambda found: _argument(found, given), word)
+            words.append(filled if filled != word else word)
+        yield step._replace(words=words, path=(*call.path, *step.path), is_background=step.is_background)
+
+
+def _argument(found: re.Match[str], given: Sequence[str]) -> str:
+    at = int(found[1] or found[2] or 0)
+    return given[at - 1] if 0 < at <= len(given) else (found[3] or "").removeprefix(":").removeprefix("-") or found[0]
 
 
 def _lost(words: Sequence[str]) -> str:

@@ -88,7 +88,7 @@ class Statement(NamedTuple):
 
 def statements(text: str) -> Iterator[Statement]:
     """Yield the commands of a script; BadUsage if a quotation is not closed."""
-    name, words, skip, line = "", list[str](), False, 1
+    name, words, skip, is_split, line = "", list[str](), False, False, 1
     blocks, pattern, tested = _Blocks(), False, False
     text = re.sub(r"\\\s*\Z", "", text)  # the file ends in a continued line
     for token, at in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
@@ -100,10 +100,15 @@ def statements(text: str) -> Iterator[Statement]:
                 if token == "case":
                     words = ["case"]
                 continue
+            if is_split:  # the words of an array
+                yield Statement(name, token.split(), blocks.path(tested), False, line)
+                name, skip, is_split = "", True, False
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
         elif name and ")" not in token:
             continue
+        elif token == "<<<" and "read" in words and any(re.match(r"-[a-z]*a", word) for word in words):
+            name, words, is_split = words[-1], [], True  # read -ra NAME <<< "words of the array"
         elif "<" in token or ">" in token:
             skip = True
         elif pattern and ")" in token and blocks.in_case and not name:

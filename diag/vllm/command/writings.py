@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _SCRIPT_CELL = re.compile(r"\s*%%(?:script[ \t]+)?(?:sh|bash)\b.*")
 _SHELL_LINE = re.compile(r"^[ \t]*(?:!+|%(?:sh|sx|system)[ \t])((?:.*\\\n)*.*)", re.MULTILINE)
+_DATABRICKS = "# Databricks notebook source"
 _HCL = (".tf", ".hcl", ".nomad")
 _QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
 _QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
@@ -61,8 +62,8 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
             kind = "text" if is_blocks else "YAML"
             raise NoLaunch(f"{template(text) or f'the {kind} has no container that starts vLLM'}: {EXPECTED}")
         return launches
-    if suffix == ".ipynb":
-        code, shell, guide = _notebook(text)
+    if suffix == ".ipynb" or text.startswith(_DATABRICKS):
+        code, shell, guide = _cells(text)
         written = (("\n".join(shell), ""), (guide, ".md" if "```" in guide else ""))
         told = [Writing("a notebook", part, is_here=not end, suffix=end) for part, end in written if "vllm" in part]
         with suppress(BadUsage):
@@ -100,13 +101,20 @@ def _from_quadlet(text: str) -> tuple[Writing, ...]:
     return (Writing("a quadlet", shlex.join([*words, image, *program])),)
 
 
-def _notebook(text: str) -> tuple[list[str], list[str], str]:
+def _cells(text: str) -> tuple[list[str], list[str], str]:
     """Return the cells of a notebook with code, their lines for a shell, which begin with !, and its prose."""
+    if text.startswith(_DATABRICKS):
+        parts = re.split(r"^# COMMAND -+$", re.sub(r"^# MAGIC ?", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+        return _sorted_cells([("code", part.strip()) for part in parts])
     try:
         cells = parse_json(text).get("cells", [])
         cells = [(cell.get("cell_type"), "".join(cell.get("source", ""))) for cell in cells]
     except (ValueError, RecursionError, AttributeError, TypeError):
         raise BadUsage("the notebook cannot be read: it is no JSON") from None
+    return _sorted_cells(cells)
+
+
+def _sorted_cells(cells: Sequence[tuple[str, str]]) -> tuple[list[str], list[str], str]:
     code, prose = ([text for kind, text in cells if kind == wanted] for wanted in ("code", "markdown"))
     scripts = [_SCRIPT_CELL.sub("", text) for text in code if _SCRIPT_CELL.match(text)]
     lines = [line for text in code if not _SCRIPT_CELL.match(text) for line in _SHELL_LINE.findall(text)]
