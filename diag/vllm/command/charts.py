@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
 from diag.vllm.command.container import Container, inner, read_pod
-from diag.vllm.flags.registry import known
+from diag.vllm.flags.registry import known, release
 
 _APART = re.compile("|".join(NOTATIONS["chart_apart"]), re.IGNORECASE)
 _LISTS = re.compile(r"model|engine|server|instance|replica|deployment", re.IGNORECASE)
@@ -74,6 +74,10 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     if not is_vllm or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
         return
     model = {"model": models[0] if models else "$MODEL"}
+    tag = re.search(r":v?(\d+\.\d+\.\d+)", found.image)
+    for key in list(found.flags) if tag else ():  # a key that the templates use otherwise
+        if release(known()[flag(key)].first) > release(tag[1]):
+            del found.flags[key]
     pod = read_pod({}, {"resources": found.resources}, (), is_whole=False)
     is_public = inner(values, "service").get("type") in ("LoadBalancer", "NodePort") and not found.has_key
     line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
@@ -86,7 +90,8 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
     for key, child in node.items():
         name = str(key)
         found.left -= 1
-        if found.left < 0 or child in (None, "", [], {}):
+        is_unset = isinstance(child, int | float) and child < 0
+        if found.left < 0 or is_unset or child in (None, "", [], {}):
             continue
         found.has_key = found.has_key or "apikey" in re.sub(r"[-_]", "", name.lower())
         if name == "resources" and isinstance(child, dict):

@@ -326,8 +326,9 @@ class _Reader(NamedTuple):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             around = read_pod(spec, node, self.metrics, is_whole)
-            if is_pod and is_whole and around.gpus and not _BESIDE.search(called_by):  # what it starts is unknown
-                command = ["docker", "run", *options, vllm_image, "$ARGS"]
+            is_server = "vllm" in called_by.lower() and not _BESIDE.search(called_by)
+            if is_pod and is_whole and around.gpus and is_server:  # its arguments are not shown
+                command = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", "$ARGS"]
                 yield Writing(name, shlex.join(command), around, place=str(node.get("name") or ""))
         elif not (program or words) and is_pod and not _KINDS.search(name):
             return  # the operator of a custom resource says it

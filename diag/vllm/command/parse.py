@@ -157,6 +157,7 @@ _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _ENGINE = re.compile(r"^[ \t]*\{%", re.MULTILINE)
 """A line of a template engine."""
 _ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
+_WRAPPED = re.compile(r"vllm|(?:docker|podman) \$[@*{]")
 _DEEPEST = 3
 """Functions within each other that are followed."""
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
@@ -462,7 +463,7 @@ def _inlined(steps: list[Statement], lines: Sequence[str]) -> list[Statement]:
             name: body
             for name, body in bodies.items()
             if name and any(_ARGUMENT.search(word) for step in body for word in step.words)
-            if any(_serve_end(step.words) is not None or "vllm" in " ".join(step.words) for step in body)
+            if any(_WRAPPED.search(" ".join(step.words)) for step in body)
         }
         calls = [step.words[0] for step in steps if step.words and step.words[0] in able]
         if not calls:
@@ -481,7 +482,8 @@ def _inlined(steps: list[Statement], lines: Sequence[str]) -> list[Statement]:
 def _called(body: Sequence[Statement], call: Statement) -> Iterator[Statement]:
     """Yield the commands of a function for one of its calls."""
     given = list(call.words[1:])
-    for step in body:
+    wrapped = next((step for step in body if re.search(r"(?:docker|podman) \"?\$[@*{]", " ".join(step.words))), None)
+    for step in [wrapped._replace(path=(), line=call.line)] if wrapped else body:
         if step.words[:1] == ["shift"]:
             del given[: int(step.words[1]) if step.words[1:] and step.words[1].isdigit() else 1]
             continue

@@ -172,8 +172,9 @@ def filled_templates(text: str) -> str:
             opened[-1] = True
         is_joined = bool(lines) and lines[-1].endswith("\\")  # the command goes on behind the block
         is_left_out = any(opened)  # only the first branch is read; lines keep their numbers
-        unseen = "$OTHERWISE \\" if is_left_out and not block and not lines[-1].startswith("$OTHERWISE") else "\\"
-        lines.append(line if not (block or is_left_out) else unseen if is_joined else "")
+        unseen = "$OTHERWISE \\" if is_left_out and not block and "$OTHERWISE" not in lines[-1] else "\\"
+        indent = line[: len(line) - len(line.lstrip())]
+        lines.append(line if not (block or is_left_out) else f"{indent}{unseen}" if is_joined else "")
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
 
 
