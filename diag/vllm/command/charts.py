@@ -1,4 +1,4 @@
-"""Read the values of a Helm chart whose templates are not known: a model, keys that are called as flags, and arguments."""
+"""Read the values of a Helm chart whose templates are not known: a model, keys called as flags, and arguments."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -49,7 +49,9 @@ def engines(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     for key, child in values.items():
         if _LISTS.search(str(key)) and isinstance(child, list):
             rest = {name: value for name, value in values.items() if name != key}
-            made = [one for item in child[:_DEEPEST] if isinstance(item, dict) for one in _engine({**rest, **item}, version)]
+            made = [
+                one for item in child[:_DEEPEST] if isinstance(item, dict) for one in _engine({**rest, **item}, version)
+            ]
             if made:
                 yield from made
                 return
@@ -60,7 +62,10 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     found = _Found()
     _walk(values, "", found, 0)
     models = sorted(found.models, key=lambda name: "/" not in name)  # an alias stands beside the model
-    listed, place = found.words, next((at for at, word in enumerate(found.words) if re.match("--model(=|$)", word)), None)
+    listed, place = (
+        found.words,
+        next((at for at, word in enumerate(found.words) if re.match("--model(=|$)", word)), None),
+    )
     if place is not None:  # the templates know whether it is a word of `vllm serve`, or an option of the entry point
         is_joined = "=" in listed[place]
         named = listed[place].partition("=")[2] if is_joined else "".join(listed[place + 1 : place + 2])
@@ -75,8 +80,8 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         return
     model = {"model": models[0] if models else "$MODEL"}
     tag = re.search(r":v?(\d+\.\d+\.\d+)", found.image)
-    for key in list(found.flags) if tag else ():  # a key that the templates use otherwise
-        if release(known()[flag(key)].first) > release(tag[1]):
+    for key in list(found.flags):  # a key that the templates use otherwise
+        if tag and release(known()[flag(key)].first) > release(tag[1]):
             del found.flags[key]
     pod = read_pod({}, {"resources": found.resources}, (), is_whole=False)
     is_public = inner(values, "service").get("type") in ("LoadBalancer", "NodePort") and not found.has_key
@@ -99,7 +104,9 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif name in ("env", "extraEnv", "environment"):
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:
-            image = f"{child.get('repository') or ''}:{child.get('tag') or ''}" if isinstance(child, dict) else str(child)
+            image = (
+                f"{child.get('repository') or ''}:{child.get('tag') or ''}" if isinstance(child, dict) else str(child)
+            )
             found.image = image.removesuffix(":") if image[:1] != ":" else found.image
         elif _APART.search(name):
             continue

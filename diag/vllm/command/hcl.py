@@ -1,4 +1,4 @@
-"""Read HCL: Terraform's resources as the documents of Kubernetes, Helm and Compose that they make, and Nomad's tasks."""
+"""Read HCL: Terraform's resources as the documents of Kubernetes and Helm that they make, and the tasks of Nomad."""
 
 import json
 import re
@@ -26,7 +26,7 @@ _FLAT = ("tostring", "tolist", "toset", "trimspace", "chomp", "nonsensitive")
 """Functions that return their argument, as far as a launch is concerned."""
 _LISTS: Mapping[str, str] = NOTATIONS["terraform_lists"]
 _KINDS: Mapping[str, str] = NOTATIONS["terraform_kinds"]
-_JOB = re.compile(r'^[ \t]*(?:task|resource|locals|module|job)\b[^\n={]*\{', re.MULTILINE)
+_JOB = re.compile(r"^[ \t]*(?:task|resource|locals|module|job)\b[^\n={]*\{", re.MULTILINE)
 _PATH = re.compile(r"\[(\d{1,2})\]|((?:\\.|[^.\[\]\\])+)")
 
 
@@ -102,11 +102,6 @@ def _resource(kind: str, name: str, block: _Block) -> list[Any]:
         with suppress(ValueError):
             defined = parse_json(defined) if isinstance(defined, str) else defined
         return [{"containerDefinitions": defined}] if isinstance(defined, list) else []
-    if kind == "docker_container":
-        ports = [f"{one.get('external', '')}:{one.get('internal', '')}" for one in _blocks(block, "ports")]
-        service = {**{key: block.get(key) for key in ("image", "entrypoint", "command", "gpus")}, "ports": ports}
-        service |= {"environment": block.get("env"), "shm_size": block.get("shm_size"), "ipc": block.get("ipc_mode")}
-        return [{"services": {name: service}}]
     return []
 
 
@@ -152,7 +147,7 @@ def _plain(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Parser:
-    """A reader of blocks and expressions; what an expression stands for is a shell's variable unless it is a literal."""
+    """A reader of blocks and expressions; an expression that is no literal is a variable of a shell."""
 
     def __init__(self, text: str, local: Mapping[str, Any]) -> None:
         self._local, self._at = local, 0

@@ -282,10 +282,12 @@ class _Reader(NamedTuple):
                 if str(key).lower().replace("_", "") == "vllmargs" and _NAMES_MODEL.search(" ".join(split(child))):
                     arguments = ["-m", "vllm.entrypoints.openai.api_server", *split(child)]
                     yield Writing("a list of vLLM's arguments", shlex.join(["python3", *arguments]), place=under)
-                kind = name
-                if str(key).endswith(("docker_container", "podman_container")) and isinstance(child, dict):  # of Ansible
-                    kind, child = _SERVICE, {**child, "gpus": child.get("device_requests")}
-                yield from self.nested(child, str(key), kind, node if key == "containers" else spec)
+                is_module = str(key).endswith(("docker_container", "podman_container"))  # of Ansible
+                if is_module and isinstance(child, dict):
+                    service = {**child, "gpus": child.get("device_requests")}
+                    yield from self.nested(service, str(key), _SERVICE, spec)
+                    continue
+                yield from self.nested(child, str(key), name, node if key == "containers" else spec)
 
     def container(
         self, node: Mapping[str, Any], name: str, spec: Mapping[str, Any], *, is_pod: bool, is_whole: bool = True
@@ -325,11 +327,11 @@ class _Reader(NamedTuple):
             if arguments:
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
-            around = read_pod(spec, node, self.metrics, is_whole)
+            pod = read_pod(spec, node, self.metrics, is_whole)
             is_server = "vllm" in called_by.lower() and not _BESIDE.search(called_by)
-            if is_pod and is_whole and around.gpus and is_server:  # its arguments are not shown
+            if is_pod and is_whole and pod.gpus and is_server:  # its arguments are not shown
                 command = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", "$ARGS"]
-                yield Writing(name, shlex.join(command), around, place=str(node.get("name") or ""))
+                yield Writing(name, shlex.join(command), pod, place=str(node.get("name") or ""))
         elif not (program or words) and is_pod and not _KINDS.search(name):
             return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):

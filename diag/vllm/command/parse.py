@@ -25,7 +25,16 @@ from diag.vllm.command.command import (
 from diag.vllm.command.container import Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
-from diag.vllm.command.shell import MOST_DOCUMENTS, Bare, Statement, default, filled_templates, here_documents, recipes, statements
+from diag.vllm.command.shell import (
+    MOST_DOCUMENTS,
+    Bare,
+    Statement,
+    default,
+    filled_templates,
+    here_documents,
+    recipes,
+    statements,
+)
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
@@ -157,7 +166,6 @@ _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _ENGINE = re.compile(r"^[ \t]*\{%", re.MULTILINE)
 """A line of a template engine."""
 _ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
-_WRAPPED = re.compile(r"vllm|(?:docker|podman) \$[@*{]")
 _DEEPEST = 3
 """Functions within each other that are followed."""
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
@@ -463,7 +471,7 @@ def _inlined(steps: list[Statement], lines: Sequence[str]) -> list[Statement]:
             name: body
             for name, body in bodies.items()
             if name and any(_ARGUMENT.search(word) for step in body for word in step.words)
-            if any(_WRAPPED.search(" ".join(step.words)) for step in body)
+            if any("vllm" in word for step in body for word in step.words)
         }
         calls = [step.words[0] for step in steps if step.words and step.words[0] in able]
         if not calls:
@@ -482,8 +490,7 @@ def _inlined(steps: list[Statement], lines: Sequence[str]) -> list[Statement]:
 def _called(body: Sequence[Statement], call: Statement) -> Iterator[Statement]:
     """Yield the commands of a function for one of its calls."""
     given = list(call.words[1:])
-    wrapped = next((step for step in body if re.search(r"(?:docker|podman) \"?\$[@*{]", " ".join(step.words))), None)
-    for step in [wrapped._replace(path=(), line=call.line)] if wrapped else body:
+    for step in body:
         if step.words[:1] == ["shift"]:
             del given[: int(step.words[1]) if step.words[1:] and step.words[1].isdigit() else 1]
             continue
@@ -629,7 +636,7 @@ def _of_cloud_run(words: Sequence[str]) -> list[str]:
 def _comma(text: str) -> list[str]:
     """Split a list of gcloud: a,b or ^|^a|b."""
     marked = re.match(r"\^(.{1,5}?)\^", text)
-    return [part for part in text[marked.end() :].split(marked[1])] if marked else [*filter(None, text.split(","))]
+    return text[marked.end() :].split(marked[1]) if marked else [*filter(None, text.split(","))]
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:

@@ -172,7 +172,7 @@ class _Source:
         return found
 
     def _read_additions(self, nodes: list[ast.AST]) -> None:
-        """Find the lists that are assigned to a name, each with the statements behind it, and what else changes them."""
+        """Find the lists that are assigned to a name, each with the statements behind it, and what else changes one."""
         names = ("body", "orelse", "finalbody", "handlers")
         self._after = {
             id(statement): (body[at + 1 :], node)
@@ -187,18 +187,19 @@ class _Source:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
             if isinstance(node.targets[0], ast.Name) and not _addition(node)
         }
-        self._lists_by_name = {
-            name: node for node in self._lists if (name := self._assigned.get(id(node), ("",))[0])
-        }
+        self._lists_by_name = {name: node for node in self._lists if (name := self._assigned.get(id(node), ("",))[0])}
         self._altered = {
             node.value.id
             for node in nodes
             if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Name)
             if (node.attr in _ALTERING if isinstance(node, ast.Attribute) else not isinstance(node.ctx, ast.Load))
         }
-        additions = [added for node in nodes if (added := _addition(node))]
-        self._added = Counter(name for name, _ in additions)
-        self._parts = {id(part) for _, value in additions for part in ast.walk(value)}
+        additions = {id(node): added for node in nodes if (added := _addition(node))}
+        behind = {
+            (name, id(part)) for name, rest in self._assigned.values() for each in rest for part in ast.walk(each)
+        }
+        self._altered |= {name for at, (name, _) in additions.items() if (name, at) not in behind}
+        self._parts = {id(part) for _, value in additions.values() for part in ast.walk(value)}
         together = [{part.arg or "": part.value for part in call.keywords} for call in self._calls]
         together.append({**self._lists_by_name})
         self._rest = {  # a container's command, and its args beside it
@@ -287,15 +288,13 @@ class _Source:
         return [part for word in words for part in (split(word) if id(node) in self._joined else [word])]
 
     def _command(self, words: list[str], node: ast.List) -> str:
-        """Return a list as a command of a shell, with what later statements add to it, each branch as one of the shell."""
+        """Return a list as a command of a shell, with what later statements add to it, each in its branch."""
         name, behind = self._assigned.get(id(node), ("", []))
-        self._seen = 0
         lines = self._script(behind, name, id(node) in self._joined) if name else []
-        is_rest = name in self._altered or self._seen < self._added[name] - self._elsewhere(node, name)
-        is_rest = is_rest or id(node) in self._parts  # of another list
+        is_rest = name in self._altered or id(node) in self._parts  # of another list
         unknown = [_variable(name or "words")] * is_rest
         place = self._place(node)
-        own = {key: value for where, key, value in self._own if where in ("", place)}
+        own = {key: value for where, key, value in self._own if where == place}
         exports = [f"export {key}={shlex.quote(value)}" for key, value in {**self._environment, **own}.items()]
         exports = [] if words[0] in ("docker", "podman") else exports
         if any(line == "fi" for line in lines):
@@ -313,13 +312,6 @@ class _Source:
                 break
         return found
 
-    def _elsewhere(self, node: ast.List, name: str) -> int:
-        """Count the additions to another list of the same name, which has its own."""
-        others = [
-            behind for at, (other, behind) in self._assigned.items() if other == name and at != id(node)
-        ]
-        return sum(bool(_addition(part)) for behind in others for each in behind for part in ast.walk(each))
-
     def _script(self, statements: list[ast.stmt], name: str, is_joined: bool) -> list[str]:
         """Return the commands of a shell that add to the array `command` what statements add to a list."""
         lines: list[str] = []
@@ -334,10 +326,8 @@ class _Source:
             found = [added for part in parts if (added := _addition(part)) and added[0] == name]
             if not found:
                 continue
-            self._seen += len(found)
             inner = [body for key in ("body", "orelse", "finalbody") if (body := getattr(statement, key, None))]
             if isinstance(statement, ast.With | ast.Try):
-                self._seen -= len(found)
                 lines += [line for body in inner for line in self._script(body, name, is_joined)]
             elif inner or len(found) > 1:  # a loop
                 lines.append(f"command+=({_variable(name)})")
@@ -457,24 +447,32 @@ def _is_arguments(words: list[str]) -> bool:
     """Return True for a list of vLLM's flags, one of which names the model."""
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     is_model = any(name in ("--model", "--served-model-name") for name in names)
-    return words[:1] != [] and words[0].startswith("--") and is_model and len(names) >= _LEAST_FLAGS and all(map(understood, names))
+    return (
+        words[:1] != []
+        and words[0].startswith("--")
+        and is_model
+        and len(names) >= _LEAST_FLAGS
+        and all(map(understood, names))
+    )
 
 
 def _addition(node: ast.AST) -> tuple[str, ast.expr] | None:
     """Return the name of a list and what a node adds to it: +=, append, extend, or x = [*x, ...] and x = x + [...]."""
-    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        return node.target.id, node.value
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) == 1:
-        if isinstance(node.func.value, ast.Name) and node.func.attr in ("append", "extend"):
-            is_one = node.func.attr == "append"
-            return node.func.value.id, ast.List([node.args[0]]) if is_one else node.args[0]
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-        name, value = node.targets[0].id, node.value
-        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add) and _names(value.left) == (name, name):
-            return name, value.right
-        if isinstance(value, ast.List) and value.elts and isinstance(value.elts[0], ast.Starred):
-            if _names(value.elts[0].value) == (name, name):
-                return name, ast.List(value.elts[1:])
+    match node:
+        case ast.AugAssign(target=ast.Name(id=name), value=value):
+            return name, value
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value]):
+            return name, ast.List([value])
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="extend"), args=[value]):
+            return name, value
+        case ast.Assign(
+            targets=[ast.Name(id=name)], value=ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=value)
+        ) if name == left:
+            return name, value
+        case ast.Assign(
+            targets=[ast.Name(id=name)], value=ast.List(elts=[ast.Starred(value=ast.Name(id=left)), *rest])
+        ) if name == left:
+            return name, ast.List(rest)
     return None
 
 

@@ -20,8 +20,8 @@ _TESTS = ("[", "[[", "test")
 _BLOCK = re.compile(
     r"[ \t]*(?:\{\{-?[ \t]*(?:/\*|(?P<opens>#|(?:if|with|range|define|block)\b)|(?P<ends>/|end\b)|(?P<other>else\b)"
     r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}"
-    r"|\{%[-+]?[ \t]*(?:(?P<start>(?:if|for|block|macro|call|filter|with|raw)\b)|(?P<stop>end)|(?P<another>el))?[^\n]*%\})"
-    r"[ \t]*(?P<joined>\\?)"
+    r"|\{%[-+]?[ \t]*(?:(?P<start>(?:if|for|block|macro|call|filter|with|raw)\b)|(?P<stop>end)|(?P<another>el))?"
+    r"[^\n]*%\})[ \t]*\\?"
 )
 """A line of a template engine that begins or ends a branch, or stands for lines of any number."""
 _COMMENT = re.compile(r"\{#.*?#\}|\{\{-?[ \t]*/\*.*?\*/[ \t]*-?\}\}", re.DOTALL)

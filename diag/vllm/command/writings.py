@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
