@@ -14,7 +14,7 @@ from diag.vllm.command.shell import variable_name
 _TOKEN = re.compile(
     r"(?P<gap>[ \t\r]+|#[^\n]*|//[^\n]*|/\*.*?\*/)|(?P<end>\n)"
     r"|<<-?(?P<mark>\w+)[ \t]*\n(?P<document>.*?)\n[ \t]*(?P=mark)\b"
-    r'|"(?P<text>(?:\\.|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|[^"\\\n])*)"'
+    r'|"(?P<text>(?:\\.|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|[^"\\\n])*+)"'
     r"|(?P<number>-?\d+(?:\.\d+)?)(?![\w.])|(?P<name>[A-Za-z_][\w-]*(?:\.[A-Za-z_*][\w-]*|\[[\w\".*]*\])*)"
     r"|(?P<sign>=>|==|[^\s\w])",
     re.DOTALL,
@@ -22,6 +22,7 @@ _TOKEN = re.compile(
 _EXPRESSION = re.compile(r"(?P<escaped>\$)?\$\{\s*(?P<name>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|%\{[^{}]*\}")
 _ESCAPES = {r"\"": '"', r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 _DEEPEST = 60
+_MOST_DOCUMENTS = 200
 _FLAT = ("tostring", "tolist", "toset", "trimspace", "chomp", "nonsensitive")
 """Functions that return their argument, as far as a launch is concerned."""
 _LISTS: Mapping[str, str] = NOTATIONS["terraform_lists"]
@@ -150,6 +151,8 @@ class _Parser:
     """A reader of blocks and expressions; an expression that is no literal is a variable of a shell."""
 
     def __init__(self, text: str, local: Mapping[str, Any]) -> None:
+        if text.count("<<") > _MOST_DOCUMENTS:
+            raise BadUsage("the text has too many here-documents")
         self._local, self._at = local, 0
         self._tokens = [token for token in _TOKEN.finditer(text) if token.lastgroup != "gap"]
         self._text = text

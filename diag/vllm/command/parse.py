@@ -413,7 +413,8 @@ def _parse_shell(
     except BadUsage:  # a stray quotation mark behind the servers
         if not any("vllm" in word for step in steps for word in step.words):
             raise
-    steps = _inlined(steps, text.splitlines())
+    functions = _functions(text.split("\n"))
+    steps = _inlined(steps, functions)
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -439,7 +440,7 @@ def _parse_shell(
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
-    job, (pinned, beside), lines = None, _named(text), text.splitlines()
+    job, (pinned, beside) = None, _named(text)
     if gpus := _JOB_GPUS.search(text):  # what a batch script asks Slurm for
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
         job = Container("Slurm job", shared_memory=None, gpus=int(gpus[2]), gpus_by=by, is_whole=False)
@@ -449,7 +450,7 @@ def _parse_shell(
             branches=tuple(others),
             line=steps[at].line,
             path=steps[at].path,
-            place=_function(lines, steps[at].line),
+            place=functions[min(steps[at].line, len(functions) - 1)],
             is_background=steps[at].is_background,
             container=first.container or job,
             pinned=pinned,
@@ -460,10 +461,13 @@ def _parse_shell(
     )
 
 
-def _inlined(steps: list[Statement], lines: Sequence[str]) -> list[Statement]:
-    """Put the commands of a function that starts a server with its own arguments in the place of each of its calls."""
+def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:
+    """Put the commands of a function that starts a server with its own arguments in the place of each of its calls.
+
+    `functions` has the function of each line.
+    """
     for _ in range(_DEEPEST):
-        places = [_function(lines, step.line) for step in steps] if lines and len(steps) < _MOST_WORDS else []
+        places = [functions[min(step.line, len(functions) - 1)] for step in steps[:_MOST_WORDS]]
         bodies: dict[str, list[Statement]] = {}
         for step, place in zip(steps, places, strict=False):
             bodies.setdefault(place, []).append(step)
@@ -474,7 +478,7 @@ def _inlined(steps: list[Statement], lines: Sequence[str]) -> list[Statement]:
             if any("vllm" in word for step in body for word in step.words)
         }
         calls = [step.words[0] for step in steps if step.words and step.words[0] in able]
-        if not calls:
+        if not calls or len(steps) > _MOST_WORDS:
             return steps
         made: list[Statement] = []
         for step, place in zip(steps, places, strict=True):
@@ -515,15 +519,16 @@ def _lost(words: Sequence[str]) -> str:
     return name if name.startswith("--") and understood(name) else ""
 
 
-def _function(lines: Sequence[str], line: int) -> str:
-    """Return the function of a script in which a line stands, "" for none."""
-    for at in range(line - 1, -1, -1):
-        text = lines[at]
-        if (header := _HEADER.match(text)) and ("{" in text or lines[at + 1].lstrip().startswith("{")):
-            return header[1]  # and no call of Python's
-        if text.startswith("}"):
-            break
-    return ""
+def _functions(lines: Sequence[str]) -> list[str]:
+    """Return the function of a script in which each line stands, "" for none; the lines count from 1."""
+    found, name = [""], ""
+    for at, text in enumerate(lines):
+        is_opened = "{" in text or (at + 1 < len(lines) and lines[at + 1].lstrip().startswith("{"))
+        if (header := _HEADER.match(text)) and is_opened:  # and no call of Python's
+            name = header[1]
+        found.append(name)
+        name = "" if text.startswith("}") else name
+    return [*found, ""]
 
 
 def _run(

@@ -24,7 +24,7 @@ _BLOCK = re.compile(
     r"[^\n]*%\})[ \t]*\\?"
 )
 """A line of a template engine that begins or ends a branch, or stands for lines of any number."""
-_COMMENT = re.compile(r"\{#.*?#\}|\{\{-?[ \t]*/\*.*?\*/[ \t]*-?\}\}", re.DOTALL)
+_COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
@@ -182,12 +182,12 @@ def recipes(text: str) -> str:
     """Write the recipes of a Makefile or a justfile as commands of a shell, on the same lines."""
     text = re.sub(r"^([ \t]+)@-?(?=\S)", r"\1", text, flags=re.MULTILINE)
     text = re.sub(r"\$\((\w+)\)", r"${\1}", text).replace("$$", "$")
-    text = re.sub(r"^(?:export[ \t]+)?(\w+)[ \t]*[?:]?=[ \t]*(.*?)[ \t]*$", _assigned, text, flags=re.MULTILINE)
+    text = re.sub(r"^(?:export[ \t]+)?(\w+)[ \t]*[?:]?=[ \t]*(.*)$", _assigned, text, flags=re.MULTILINE)
     return re.sub(r"^[\w./%-][^\n:=]*:(?!=)[^\n=]*$", ":", text, flags=re.MULTILINE)
 
 
 def _assigned(line: re.Match[str]) -> str:
-    value = line[2] if line[2][:1] in ("'", '"') else shlex.quote(line[2].partition(" #")[0])
+    value = line[2].strip() if line[2][:1] in ("'", '"') else shlex.quote(line[2].partition(" #")[0].strip())
     return f"{line[1]}={value}" if line[2].count("'") % 2 == 0 else ":"
 
 
