@@ -32,7 +32,7 @@ class Engine(NamedTuple):
 
 
 class _Found:
-    """What the values say about one server.
+    """Settings of one server in the values.
 
     `about` is True if a name in them is that of vLLM, `is_open` if a setting of the server is not understood.
     """
@@ -74,7 +74,9 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         listed = [*listed[:place], *listed[place + 2 - is_joined :]]
     flags = [word for word in listed if word.startswith("--")]
     is_named = found.about or "vllm" in found.image
-    is_vllm = is_named or (models and "/" in models[0] and all(word.partition("=")[0] in known() for word in flags))
+    is_vllm = is_named or (
+        flags and models and "/" in models[0] and all(word.partition("=")[0] in known() for word in flags)
+    )
     count = len(found.flags) + len(flags)
     if not is_vllm or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
         return

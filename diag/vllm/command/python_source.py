@@ -99,9 +99,95 @@ def _foreign_names(nodes: list[ast.AST]) -> set[str]:
     } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
 
-class _Source:
+class _Values:
+    """The expressions of a source: `values` has those of its names, `changed` the names that it changes later."""
+
+    def __init__(self, values: dict[str, ast.expr], changed: set[str]) -> None:
+        self._values, self._changed, self._left = values, changed, _MOST_NAMES
+
+    def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
+        if node is None:
+            return {}, []
+        return self._arguments([ast.keyword(None, node)])
+
+    def _arguments(self, keywords: Iterable[ast.keyword], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+        """Return arguments by name, and a variable for each `**` whose names are not known."""
+        arguments: dict[str, Any] = {}
+        unseen: list[str] = []
+        for keyword in keywords:
+            if keyword.arg:
+                arguments[keyword.arg] = self._known(keyword.value, keyword.arg)
+                continue
+            inner = self._inner(keyword.value)
+            if inner is None or depth > _DEEPEST:
+                unseen.append(_variable(_named(keyword.value)))
+            else:
+                names, more = self._arguments(inner, depth + 1)
+                arguments |= names
+                unseen += more
+        return arguments, unseen
+
+    def _inner(self, node: ast.expr) -> list[ast.keyword] | None:
+        """Return the entries of a dict that the source writes out; None for another expression."""
+        if isinstance(node, ast.Name):
+            self._left -= 1
+            value = None if node.id in self._changed or self._left < 0 else self._values.get(node.id)
+            return self._inner(value) if value is not None and not isinstance(value, ast.Name) else None
+        if isinstance(node, ast.Call) and _names(node.func) == ("dict", "dict") and not node.args:
+            return node.keywords
+        if not isinstance(node, ast.Dict):
+            return None
+        entries = []
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = key.value if isinstance(key, ast.Constant) else key
+            if not (name is None or isinstance(name, str)):
+                return None
+            entries.append(ast.keyword(name, value))
+        return entries
+
+    def _known(self, node: ast.expr, name: str) -> Any:
+        """Return the value of an expression, a variable of that name if the source does not show it."""
+        try:
+            return self._literal(node, 0)
+        except (_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
+            return _variable(name)
+
+    def _literal(self, node: ast.expr, depth: int) -> Any:
+        if depth > _DEEPEST:
+            raise _UnknownValue
+        match node:
+            case ast.Constant(value=str() | int() | float() | None as value):
+                return value
+            case ast.Name(id=name) if name in self._values and name not in self._changed and self._left > 0:
+                self._left -= 1
+                return self._literal(self._values[name], depth + 1)
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+                return name
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                return [self._literal(part, depth + 1) for part in parts]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._literal(operand, depth + 1)
+            case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
+                numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
+                if all(isinstance(number, int | float) and abs(number) < _LARGEST for number in numbers):
+                    return _ARITHMETIC[type(kind)](*numbers)
+            case ast.Call(func=ast.Name(id="str"), args=[inner]):
+                return str(self._literal(inner, depth + 1))
+            case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
+                return text
+            case ast.Dict() | ast.Call():
+                entries = self._inner(node)
+                if isinstance(node, ast.Call) and _names(node.func)[1].endswith("Config") and not node.args:
+                    entries = node.keywords  # PoolerConfig(...)
+                if entries is not None and not any(entry.arg is None for entry in entries):
+                    return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
+        raise _UnknownValue
+
+
+class _Source(_Values):
     def __init__(self, tree: ast.Module, version: str) -> None:
-        self._version, self._left = version, _MOST_NAMES
+        super().__init__({}, set())
+        self._version = version
         nodes = list(ast.walk(tree))
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._lists = [node for node in nodes if isinstance(node, ast.List)]
@@ -128,7 +214,6 @@ class _Source:
             and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
         }
         at_top = {*tree.body}
-        self._values: dict[str, ast.expr] = {}
         for node in nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
                 continue
@@ -363,84 +448,6 @@ class _Source:
         if unseen and not arguments.get("model"):
             arguments["model"] = _variable("model")
         return [*command_line(arguments, self._version), *dict.fromkeys(unseen)]
-
-    def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
-        if node is None:
-            return {}, []
-        return self._arguments([ast.keyword(None, node)])
-
-    def _arguments(self, keywords: Iterable[ast.keyword], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
-        """Return arguments by name, and a variable for each `**` whose names are not known."""
-        arguments: dict[str, Any] = {}
-        unseen: list[str] = []
-        for keyword in keywords:
-            if keyword.arg:
-                arguments[keyword.arg] = self._known(keyword.value, keyword.arg)
-                continue
-            inner = self._inner(keyword.value)
-            if inner is None or depth > _DEEPEST:
-                unseen.append(_variable(_named(keyword.value)))
-            else:
-                names, more = self._arguments(inner, depth + 1)
-                arguments |= names
-                unseen += more
-        return arguments, unseen
-
-    def _inner(self, node: ast.expr) -> list[ast.keyword] | None:
-        """Return the entries of a dict that the source writes out; None for another expression."""
-        if isinstance(node, ast.Name):
-            self._left -= 1
-            value = None if node.id in self._changed or self._left < 0 else self._values.get(node.id)
-            return self._inner(value) if value is not None and not isinstance(value, ast.Name) else None
-        if isinstance(node, ast.Call) and _names(node.func) == ("dict", "dict") and not node.args:
-            return node.keywords
-        if not isinstance(node, ast.Dict):
-            return None
-        entries = []
-        for key, value in zip(node.keys, node.values, strict=True):
-            name = key.value if isinstance(key, ast.Constant) else key
-            if not (name is None or isinstance(name, str)):
-                return None
-            entries.append(ast.keyword(name, value))
-        return entries
-
-    def _known(self, node: ast.expr, name: str) -> Any:
-        """Return the value of an expression, a variable of that name if the source does not show it."""
-        try:
-            return self._literal(node, 0)
-        except (_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
-            return _variable(name)
-
-    def _literal(self, node: ast.expr, depth: int) -> Any:
-        if depth > _DEEPEST:
-            raise _UnknownValue
-        match node:
-            case ast.Constant(value=str() | int() | float() | None as value):
-                return value
-            case ast.Name(id=name) if name in self._values and name not in self._changed and self._left > 0:
-                self._left -= 1
-                return self._literal(self._values[name], depth + 1)
-            case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-                return name
-            case ast.List(elts=parts) | ast.Tuple(elts=parts):
-                return [self._literal(part, depth + 1) for part in parts]
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -self._literal(operand, depth + 1)
-            case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
-                numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
-                if all(isinstance(number, int | float) and abs(number) < _LARGEST for number in numbers):
-                    return _ARITHMETIC[type(kind)](*numbers)
-            case ast.Call(func=ast.Name(id="str"), args=[inner]):
-                return str(self._literal(inner, depth + 1))
-            case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
-                return text
-            case ast.Dict() | ast.Call():
-                entries = self._inner(node)
-                if isinstance(node, ast.Call) and _names(node.func)[1].endswith("Config") and not node.args:
-                    entries = node.keywords  # PoolerConfig(...)
-                if entries is not None and not any(entry.arg is None for entry in entries):
-                    return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
-        raise _UnknownValue
 
 
 def _is_arguments(words: list[str]) -> bool:
