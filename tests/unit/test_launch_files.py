@@ -215,7 +215,11 @@ TABLE = {
         "\t\t--args='^|^--model=$(MODEL)|--swap-space=4' --set-env-vars=VLLM_USE_V1=1; \\\n\tfi\n",
         [{"removed_flag": 1}, {"removed_flag": 2, "variable_not_read": 1}],
     ),
-    "a justfile": ("justfile", 'model := "m"\n\nrun:\n    @vllm serve {{model}} --swap-space 4\n', [{"removed_flag": 1}]),
+    "a justfile": (
+        "justfile",
+        'model := "m"\n\nrun:\n    @vllm serve {{model}} --swap-space 4\n',
+        [{"removed_flag": 1}],
+    ),
     "modules of Ansible": (
         "play.yml",
         "- hosts: gpu\n  tasks:\n    - community.docker.docker_container:\n        name: v\n"
@@ -942,7 +946,8 @@ TABLE = {
     "a recipe of srt-slurm": (
         "r.yaml",
         "model: {path: m, container: 'vllm/vllm-openai:v0.25.1'}\nbackend:\n  type: vllm\n  prefill_environment:"
-        " {VLLM_USE_V1: '1'}\n  vllm_config:\n    prefill: {max-model-len: 8192}\n    decode: {swap-space: 4}\n",
+        " {VLLM_USE_V1: '1'}\n  vllm_config:\n    prefill: {max-model-len: 8192}\n"
+        "    decode: {swap-space: 4, dyn-tool-call-parser: x}\n",
         [{"variable_not_read": 1}, {"removed_flag": 2}],
     ),
     "a runtime and its service in two blocks": (

@@ -558,7 +558,9 @@ def _recipe(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     backend, model = inner(document, "backend"), inner(document, "model")
     for role in backend["vllm_config"]:
         variables = {str(key): str(value) for key, value in inner(backend, f"{role}_environment").items()}
-        words = command_line({"model": model.get("path"), **inner(backend, "vllm_config", role)}, version)
+        settings = inner(backend, "vllm_config", role).items()
+        own = {key: value for key, value in settings if not str(key).startswith("dyn-")}  # without those of Dynamo
+        words = command_line({"model": model.get("path"), **own}, version)
         around = Container("worker", shared_memory=None, is_whole=False)
         yield Writing("a recipe of srt-slurm", serve(words, variables, model.get("container")), around, place=str(role))
 
