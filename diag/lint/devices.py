@@ -20,6 +20,16 @@ class _NameList(NamedTuple):
 
 
 _NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "names")
+
+
+class _KeyList(NamedTuple):
+    flag: str
+    release: str
+    known: tuple[str, ...]
+    former: tuple[str, ...]
+
+
+_KEYS = read(Path(__file__).with_name("keys.toml"), tuple[_KeyList, ...], "keys")
 _LISTED = "0.33.0"
 """The release whose names names.toml has."""
 
@@ -53,6 +63,17 @@ def no_such_name(target: LintTarget) -> Iterator[Match]:
             f"{names.flag} {value[:40]}: {which}{did_you_mean(value, allowed)}",
             severity=None if is_listed else "warning",
         )
+
+
+@rule(topic="values")
+def no_such_key(target: LintTarget) -> Iterator[Match]:
+    for keys in () if target.build else _KEYS:
+        is_listed = target.version.startswith(keys.release)
+        for key in target.keys(keys.flag):
+            near = did_you_mean(key, keys.known)
+            if "." not in key and key not in (*keys.known, *keys.former) and (near or is_listed) and not is_open(key):
+                which = f"{target.version} has no such key" if is_listed else "no release that was read has this key"
+                yield Match(f"{keys.flag}.{key[:40]}: {which}{near}", severity=None if is_listed else "warning")
 
 
 @rule(topic="memory")

@@ -114,6 +114,7 @@ class Judge:
         reports = []
         is_file = not self.foreign and "\n" not in text and is_existing(text)
         written = LaunchText.of(text, [command.line for command in commands]) if is_file else LaunchText()
+        whole = "\n".join(written.lines) if is_file else text
         mistakes = [f"a comment in {mistake}" for mistake in written.mistakes(RULES)]
         for at, first in enumerate(commands):
             parser = _ParserAnswer(problem=(f"{_NOT_ASKED}it takes ten seconds, diag lint asks it",) * self.here)
@@ -130,6 +131,7 @@ class Judge:
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
                 is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
                 is_unstated=source == UNSTATED,
+                text=whole,
             )
             targets.append(target)
             findings = _of_branches(target)

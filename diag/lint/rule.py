@@ -70,7 +70,7 @@ class LintTarget:
     `build` names an image that is not vLLM's own. `beside` are the
     earlier servers of the same text that run at the same time, `shares_container` is True if one of the text's other
     servers starts in the same container. `is_assumed` is True if nothing names the release, `is_unstated` if the image
-    is another than the newest known release.
+    is another than the newest known release. `text` is the file or the text that starts the server, "" if there is none.
     """
 
     command: Command
@@ -88,6 +88,7 @@ class LintTarget:
     shares_container: bool = False
     is_assumed: bool = False
     is_unstated: bool = False
+    text: str = ""
 
     def since(self, version: str) -> bool:
         return at_least(self.version, version)

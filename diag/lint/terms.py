@@ -43,7 +43,7 @@ def _holds(subject: str, operation: str, value: str, target: LintTarget) -> bool
         return low > high if operation == ">" else low < high if operation == "<" else low >= high
     if not found:
         return operation == "lacks"
-    if is_open(found):
+    if subject != "text" and is_open(found):
         raise UnknownValue(_UNKNOWN)
     tests: Mapping[str, object] = {
         "in": found in value.split(","),
@@ -62,8 +62,10 @@ def value_of(subject: str, target: LintTarget) -> str:
         return "" if found is None else str(found)
     if subject.startswith("$"):
         return command.environment.get(subject[1:], "")
-    if head in ("model", "image") and not key:
-        return command.model if head == "model" else command.image
+    if head == "text":
+        return target.text
+    if head in ("model", "image", "writing", "pinned") and not key:
+        return str(getattr(command, head))
     known = target.shape if head == "model" else command.container if head == "container" else None
     if head in ("model", "container"):
         if known is None or (head == "model" and target.shape and not target.shape.family):

@@ -102,7 +102,16 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
         return writing
     pod = part if kind == "Pod" else inner(part, "spec", "template")
     labels = inner(pod, "metadata", "labels").items()
-    services = [inner(other, "spec") for other in parts if inner(other).get("kind") == "Service"]
+    named = [other for other in parts if inner(other).get("kind") == "Service"]
+    services = [inner(other, "spec") for other in named]
+    space = inner(part, "metadata").get("namespace")
+    is_linked = inner(pod, "spec").get("enableServiceLinks") is not False and any(
+        inner(other, "metadata").get("name") == "vllm"
+        and inner(other, "metadata").get("namespace") == space
+        and inner(other, "spec").get("clusterIP") != "None"
+        and inner(other, "spec").get("type") != "ExternalName"
+        for other in named
+    )
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
     leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
     is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
@@ -110,7 +119,7 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     is_served = bool(leading) or (has_ports and kind != "Pod")
     has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
     is_public = bool(is_public and not annotated and not has_key)
-    box = writing.container._replace(is_served=is_served, is_public=is_public)
+    box = writing.container._replace(is_served=is_served, is_public=is_public, is_linked=is_linked)
     return writing._replace(container=box)
 
 
