@@ -103,7 +103,8 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     around = " ".join([command.writing, *(word for words, _ in command.around for word in words), *command.words])
     apart = ("--nnodes", "--data-parallel-rank", "--data-parallel-address", "--data-parallel-start-rank", "--headless")
     is_shared = _DISTRIBUTED.search(around) or any(command.get(flag) is not None for flag in apart)
-    strays = (command.words[at] for at in command.strays)
+    strays = [command.words[at] for at in command.strays]
+    is_shared = is_shared or any("parallel-size" in word for word in strays)  # and its value, in one word
     if is_shared or command.config or any(map(is_open, (*values, *strays))):
         return None
     return target.local_ranks()
@@ -355,7 +356,8 @@ def weights_are_downloaded_again(target: LintTarget) -> Iterator[Match]:
     is_fleeting = bool(covering) and {str(one) for one in covering} <= {*container.fleeting}
     if is_open(cache) or any(map(is_open, container.mounts)) or (is_hidden and volumes):
         return
-    is_known = re.search(r"(?:^|/)vllm-openai", command.image) or (not volumes and _HUB.search(command.image))
+    image = command.image or container.build
+    is_known = re.search(r"(?:^|/)vllm-openai", image) or (not volumes and _HUB.search(image))
     if is_fleeting:
         yield Match(f"The volume at {covering[0]}, with the model's weights, is an emptyDir: it ends with the pod")
     elif not covering and is_known and not re.search(r"(?i)hugging|\bhf\b", str(volumes)):

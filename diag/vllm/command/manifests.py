@@ -215,7 +215,7 @@ class _Reader(NamedTuple):
         elif kind == "LLMInferenceService":
             yield from self.llm_inference_service(document)
         elif "serveConfigV2" in spec or "applications" in document:
-            yield from self.ray_serve(spec.get("serveConfigV2") or document)
+            yield from self.ray_serve(spec.get("serveConfigV2") or document, spec)
         elif "servingEngineSpec" in document:
             for model in items(inner(document, "servingEngineSpec"), "modelSpec"):
                 yield from self.production_stack(inner(document, "servingEngineSpec"), model)
@@ -370,7 +370,14 @@ class _Reader(NamedTuple):
 
     # -- Ray Serve
 
-    def ray_serve(self, config: Any) -> Iterator[Writing]:
+    def ray_serve(self, config: Any, spec: Mapping[str, Any]) -> Iterator[Writing]:
+        groups = items(inner(spec, "rayClusterConfig"), "workerGroupSpecs")
+        pod = inner(groups[0], "template", "spec") if groups else {}
+        worker = next(iter(items(pod, "containers")), {})
+        _, given = _variables(worker)
+        # KubeRay adds the probes and /dev/shm, and several pods may share a server
+        around = read_pod(pod, worker, (), is_whole=True)._replace(checks={}, grace=None, shared_memory=None, gpus=None)
+        around = around._replace(build=str(worker.get("image") or ""))
         documents = parse_yaml(config, "serveConfigV2") if isinstance(config, str) else [config]
         for application in (part for document in documents for part in items(document, "applications")):
             for engine in items(inner(application, "args"), "llm_configs"):
@@ -379,8 +386,9 @@ class _Reader(NamedTuple):
                 loaded = inner(engine, "model_loading_config")
                 variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
                 words = ray_arguments(loaded, inner(engine, "engine_kwargs"))
-                environment = {str(key): str(value) for key, value in variables.items()}
-                yield Writing("Ray Serve's engine_kwargs", serve(command_line(words, self.version), environment))
+                environment = given | {str(key): str(value) for key, value in variables.items()}
+                command = serve(command_line(words, self.version), environment)
+                yield Writing("Ray Serve's engine_kwargs", command, around if worker else None)
 
     # -- Helm values
 
