@@ -24,12 +24,14 @@ _NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "na
 
 class _KeyList(NamedTuple):
     flag: str
-    release: str
     known: tuple[str, ...]
     former: tuple[str, ...]
+    never: tuple[str, ...] = ()
 
 
 _KEYS = read(Path(__file__).with_name("keys.toml"), tuple[_KeyList, ...], "keys")
+_KEYS_OF = ("0.32.0", "0.33.0")
+"""The releases whose keys keys.toml has as known."""
 _LISTED = "0.33.0"
 """The release whose names names.toml has."""
 
@@ -68,8 +70,8 @@ def no_such_name(target: LintTarget) -> Iterator[Match]:
 @rule(topic="values")
 def no_such_key(target: LintTarget) -> Iterator[Match]:
     for keys in () if target.build else _KEYS:
-        is_listed = target.version.startswith(keys.release)
         for key in target.keys(keys.flag):
+            is_listed = target.version in _KEYS_OF or key in keys.never
             near = did_you_mean(key, keys.known)
             if "." not in key and key not in (*keys.known, *keys.former) and (near or is_listed) and not is_open(key):
                 which = f"{target.version} has no such key" if is_listed else "no release that was read has this key"

@@ -351,7 +351,7 @@ def weights_are_downloaded_again(target: LintTarget) -> Iterator[Match]:
     place = PurePosixPath(cache or "/root/.cache/huggingface")
     # variables that the text does not show may name any volume
     is_hidden = "--env-file" in command.words[: command.arguments]
-    volumes = [PurePosixPath(volume) for volume in container.mounts if volume and volume != "/dev/shm"]
+    volumes = [PurePosixPath(volume) for volume in container.mounts if volume and not volume.startswith("/dev/")]
     covering = [one for one in volumes if place.is_relative_to(one) or one.is_relative_to(place)]
     is_fleeting = bool(covering) and {str(one) for one in covering} <= {*container.fleeting}
     if is_open(cache) or any(map(is_open, container.mounts)) or (is_hidden and volumes):

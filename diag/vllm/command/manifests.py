@@ -318,6 +318,10 @@ class _Reader(NamedTuple):
             if name == _SERVICE:
                 around = read_service(node, environment)
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
+            if around and "Ray" in name:
+                around = around._replace(shared_memory=None)  # KubeRay mounts it
+            if around and not is_named and "build" not in node:
+                around = around._replace(build=vllm_image)
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
