@@ -198,7 +198,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
             stages[alias] = stage
     program, *words = (*(stage.entrypoint or ()), *stage.command) or ("",)
     if stage.entrypoint is None and "vllm-openai" in stage.image:  # this image has an entry point of its own
-        program, words = "", [*stage.command] or ["--model", "$MODEL"]
+        program, words = "", [*stage.command]
     options = [word for name, value in stage.environment.items() for word in ("-e", f"{name}={value}")]
     options += ["--entrypoint", program] if program else []
     image = stage.image if "vllm" in stage.image else "vllm"
