@@ -13,23 +13,17 @@ from diag.vllm.devices import lacking, options
 
 
 class _NameList(NamedTuple):
-    flag: str
-    plugin: str
-    known: tuple[str, ...]
-    former: tuple[str, ...]
+    """Names that a flag takes, or with `never` (names of no release at all) the keys of its JSON."""
 
-
-_NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "names")
-
-
-class _KeyList(NamedTuple):
     flag: str
     known: tuple[str, ...]
     former: tuple[str, ...]
+    plugin: str = ""
     never: tuple[str, ...] = ()
 
 
-_KEYS = read(Path(__file__).with_name("keys.toml"), tuple[_KeyList, ...], "keys")
+_NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "names")
+_KEYS = read(Path(__file__).with_name("keys.toml"), tuple[_NameList, ...], "keys")
 _KEYS_OF = ("0.32.0", "0.33.0")
 """The releases whose keys keys.toml has as known."""
 _LISTED = "0.33.0"

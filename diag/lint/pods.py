@@ -80,7 +80,8 @@ def grace_period_too_short(target: LintTarget) -> Iterator[Match]:
 @rule()
 def no_shared_memory(target: LintTarget) -> Iterator[Match]:
     pod, tensor = target.command.container, target.ranks("--tensor-parallel-size")
-    if not pod or not pod.is_whole or pod.shared_memory is not False or tensor < 2:
+    is_added = "Ray" in target.command.writing  # by KubeRay
+    if not pod or not pod.is_whole or pod.shared_memory is not False or tensor < 2 or is_added:
         return
     if pod.is_pod:
         yield Match(f"--tensor-parallel-size {tensor} in a pod without a volume at /dev/shm")
@@ -201,18 +202,20 @@ def _is_another(port: int, target: LintTarget) -> bool:
     return bool(port and own) and port != own and is_only
 
 
+def _failing(probe: str, message: str, fix: str) -> Match:
+    """Return the finding of a probe that fails for ever, which is fatal unless it asks for readiness alone."""
+    is_fatal = probe in ("startup probe", "liveness probe")
+    why = "" if is_fatal else "The check fails for ever: the container never becomes ready"
+    return Match(message, why, f"{fix} in the {probe}", severity=None if is_fatal else "warning")
+
+
 @rule()
 def probe_on_another_port(target: LintTarget) -> Iterator[Match]:
     container = target.command.container
     for name, probe in (container.checks if container and container.is_whole else {}).items():
         if _is_another(probe.port, target):
-            is_fatal = name in ("startup probe", "liveness probe")
-            yield Match(
-                f"The {name} asks port {probe.port}, and the server listens on {_port(target)}",
-                "" if is_fatal else "The check fails for ever: the container never becomes ready",
-                f"Use port {_port(target)} in the {name}",
-                severity=None if is_fatal else "warning",
-            )
+            message = f"The {name} asks port {probe.port}, and the server listens on {_port(target)}"
+            yield _failing(name, message, f"Use port {_port(target)}")
 
 
 @rule()
@@ -237,23 +240,7 @@ def probe_of_another_path(target: LintTarget) -> Iterator[Match]:
     for name, probe in container.checks.items() if container and is_vllms else ():
         path = probe.path.partition("?")[0]
         if path and not is_open(path) and not _ANSWERED.fullmatch(path) and probe.port in (0, own):
-            is_fatal = name in ("startup probe", "liveness probe")
-            yield Match(
-                f"The {name} reads {path}, which vLLM answers with 404",
-                "" if is_fatal else "The probe fails for ever: the pod never becomes ready",
-                f"Use /health in the {name}",
-                severity=None if is_fatal else "warning",
-            )
-
-
-@rule()
-def cpu_limit_too_low(target: LintTarget) -> Iterator[Match]:
-    pod, ranks = target.command.container, _ranks_in_pod(target)
-    if pod and pod.cpus and ranks and pod.gpus and pod.cpus < 1 + ranks:
-        yield Match(
-            f"The CPU limit is {pod.cpus:g}, and the API server, the engine and {plural(ranks, 'rank')} share it",
-            fix=f"Raise the limit to {2 + ranks} or more, or remove it and keep the request",
-        )
+            yield _failing(name, f"The {name} reads {path}, which vLLM answers with 404", "Use /health")
 
 
 @rule()

@@ -796,7 +796,7 @@ TABLE = {
                 ]
             }
         ),
-        [{"removed_flag": 1, "vllm_not_pinned": 1}, {"removed_flag": 1, "vllm_not_pinned": 1}],
+        [{"removed_flag": 1, "vllm_not_pinned": 1}, {"removed_flag": 1}],
     ),
     "a command in a text": (
         "s.sh",

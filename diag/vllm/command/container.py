@@ -49,11 +49,11 @@ class Container(NamedTuple):
     `is_pod` is True in Kubernetes; `is_whole` is False if a chart or an operator adds to what the text shows,
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
     `is_served` is True for a pod of a Deployment with ports or behind a Service, `is_public` if a LoadBalancer, a
-    NodePort, the `network` of its host or a port published beyond it leads to it and the text shows no key; `discarded` are ports published
-    in vain, beside the host's network, `baked` secrets that a Dockerfile leaves in its image, `build`
-    names the image of a script that is written beside it.
-    `fleeting` are volumes that end with the pod (emptyDir), `cpus` is the limit of CPU cores; `is_linked` is True if a
-    Service named vllm sets VLLM_PORT in the pod. `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
+    NodePort, the `network` of its host or a port published beyond it leads to it and the text shows no key;
+    `is_linked` if a Service named vllm sets VLLM_PORT in the pod. `discarded` are ports published in vain, beside the
+    host's network, `baked` secrets that a Dockerfile leaves in its image, `build` names an image that the command does
+    not. `fleeting` are volumes that end with the pod (emptyDir), `cpus` is its limit of cores. `metrics` are the names
+    that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
     kind: str = "container"
@@ -113,6 +113,7 @@ def read_pod(
     slept = re.search(r"\bsleep (\d{1,6})\b", " ".join(map(str, command)) if isinstance(command, list) else "")
     # the name of a volume may be a template's, its size anything
     mounts = [str(mount.get("mountPath")).rstrip("/") for mount in items(container, "volumeMounts")]
+    names = [mount.get("name") for mount in items(container, "volumeMounts")]
     ending = {volume.get("name") for volume in items(spec, "volumes") if "emptyDir" in volume}
     named = {str(port.get("name")): port.get("containerPort") for port in items(container, "ports")}
     probes = {name: _probe(container.get(f"{name}Probe"), named) for name in ("startup", "liveness", "readiness")}
@@ -126,11 +127,7 @@ def read_pod(
         gpus_by=by,
         memory=quantity(limits.get("memory")),
         mounts=tuple(mounts),
-        fleeting=tuple(
-            str(mount.get("mountPath")).rstrip("/")
-            for mount in items(container, "volumeMounts")
-            if mount.get("name") in ending
-        ),
+        fleeting=tuple(place for place, name in zip(mounts, names, strict=True) if name in ending),
         cpus=_cores(limits.get("cpu")),
         is_pod=True,
         is_whole=is_whole,

@@ -102,16 +102,11 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
         return writing
     pod = part if kind == "Pod" else inner(part, "spec", "template")
     labels = inner(pod, "metadata", "labels").items()
-    named = [other for other in parts if inner(other).get("kind") == "Service"]
-    services = [inner(other, "spec") for other in named]
-    space = inner(part, "metadata").get("namespace")
-    is_linked = inner(pod, "spec").get("enableServiceLinks") is not False and any(
-        inner(other, "metadata").get("name") == "vllm"
-        and inner(other, "metadata").get("namespace") == space
-        and inner(other, "spec").get("clusterIP") != "None"
-        and inner(other, "spec").get("type") != "ExternalName"
-        for other in named
-    )
+    named = [(inner(one, "metadata"), inner(one, "spec")) for one in parts if inner(one).get("kind") == "Service"]
+    services, place = [service for _, service in named], ("vllm", inner(part, "metadata").get("namespace"))
+    linking = [names for names, service in named if service.get("clusterIP") != "None"]
+    is_linked = inner(pod, "spec").get("enableServiceLinks") is not False
+    is_linked = is_linked and place in [(names.get("name"), names.get("namespace")) for names in linking]
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
     leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
     is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
@@ -318,11 +313,8 @@ class _Reader(NamedTuple):
             if name == _SERVICE:
                 around = read_service(node, environment)
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
-            if around and "Ray" in name:
-                around = around._replace(shared_memory=None)  # KubeRay mounts it
-            if around and not is_named and "build" not in node:
-                around = around._replace(build=vllm_image)
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
+            around = around and around._replace(build="" if is_named or "build" in node else vllm_image)
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
@@ -375,10 +367,9 @@ class _Reader(NamedTuple):
     # -- Ray Serve
 
     def ray_serve(self, config: Any, spec: Mapping[str, Any]) -> Iterator[Writing]:
-        groups = items(inner(spec, "rayClusterConfig"), "workerGroupSpecs")
-        pod = inner(groups[0], "template", "spec") if groups else {}
+        group = next(iter(items(inner(spec, "rayClusterConfig"), "workerGroupSpecs")), {})
+        pod = inner(group, "template", "spec")
         worker = next(iter(items(pod, "containers")), {})
-        _, given = _variables(worker)
         # KubeRay adds the probes and /dev/shm, and several pods may share a server
         around = read_pod(pod, worker, (), is_whole=True)._replace(checks={}, grace=None, shared_memory=None, gpus=None)
         around = around._replace(build=str(worker.get("image") or ""))
@@ -390,7 +381,7 @@ class _Reader(NamedTuple):
                 loaded = inner(engine, "model_loading_config")
                 variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
                 words = ray_arguments(loaded, inner(engine, "engine_kwargs"))
-                environment = given | {str(key): str(value) for key, value in variables.items()}
+                environment = _variables(worker)[1] | {str(key): str(value) for key, value in variables.items()}
                 command = serve(command_line(words, self.version), environment)
                 yield Writing("Ray Serve's engine_kwargs", command, around if worker else None)
 
