@@ -859,8 +859,10 @@ TABLE = {
     "the pods of a RayService": (
         "r.yaml",
         "kind: RayService\nspec:\n  serveConfigV2: |\n    applications:\n    - args:\n        llm_configs:\n"
-        "        - model_loading_config: {model_id: m, model_source: org/m}\n          engine_kwargs: {tensor_parallel_size: 2}\n"
-        "  rayClusterConfig:\n    workerGroupSpecs:\n    - template: {spec: {containers: [{image: 'rayproject/ray-llm:2.52.0'}]}}\n",
+        "        - model_loading_config: {model_id: m, model_source: org/m}\n"
+        "          engine_kwargs: {tensor_parallel_size: 2}\n"
+        "  rayClusterConfig:\n    workerGroupSpecs:\n"
+        "    - template: {spec: {containers: [{image: 'rayproject/ray-llm:2.52.0'}]}}\n",
         [{"weights_are_downloaded_again": 1}],
     ),
     "a Service of another namespace": (
@@ -873,12 +875,12 @@ TABLE = {
     ),
     "the path of another container's port": (
         "p.yaml",
-        pod("--model=m", ", livenessProbe: {httpGet: {path: /healthz, port: 9000}, initialDelaySeconds: 600}", ", x: 1"),
+        pod("--model=m", ", livenessProbe: {httpGet: {path: /healthz, port: 9000}, initialDelaySeconds: 600}"),
         [{"probe_on_another_port": 2}],
     ),
     "a key of another flag": (
         "s.sh",
-        "docker run --gpus all vllm/vllm-openai:v0.11.0 --model m -O.attention_backend=FLASH_ATTN -O.cudagraph_mode=NONE",
+        "docker run --gpus all vllm/vllm-openai:v0.11.0 --model m -O.attention_backend=A -O.cudagraph_mode=NONE",
         [{"no_such_key": 2}],
     ),
     "a guide installs": ("g.md", "```bash\npip install vllm\nvllm serve /m\n```\n", [{}]),
