@@ -1,8 +1,9 @@
 """Conditions of rules.toml: terms over flags, keys of JSON flags, variables, the model, the container and the GPU.
 
 A term is `SUBJECT OPERATION [VALUE]`. A subject is `--flag`, `--flag.key`, `$VARIABLE`, `model`, `image`, `writing`,
-`pinned`, `model.x` and `container.x` (attributes), `text` (all of the file) or a number. Operations: `on`, `not-on`, `off`, `given`, `absent`, `in A,B`,
-`not-in A,B`, `matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<` with a second subject. What is unknown holds no term.
+`pinned`, `model.x` and `container.x` (attributes), `text` (all of the file) or a number. Operations: `on`, `not-on`,
+`off`, `given`, `absent`, `in A,B`, `not-in A,B`, `matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<` with a second
+subject. What is unknown holds no term.
 """
 
 import re
