@@ -900,6 +900,115 @@ TABLE = {
         + pod("m"),
         [{}],
     ),
+    "a cache that ends with the pod": (
+        "p.yaml",
+        pod(
+            "--model=org/m",
+            ", volumeMounts: [{name: c, mountPath: /root/.cache/huggingface}]",
+            ", volumes: [{name: c, emptyDir: {}}]",
+        ),
+        [{"weights_are_downloaded_again": 1}],
+    ),
+    "a cache that stays": (
+        "p.yaml",
+        pod(
+            "--model=org/m",
+            ", volumeMounts: [{name: c, mountPath: /root/.cache/huggingface}]",
+            ", volumes: [{name: c, persistentVolumeClaim: {claimName: c}}]",
+        ),
+        [{}],
+    ),
+    "all GPUs for two servers": (
+        "c.yaml",
+        compose(service("--model m", GPU % "count: all"), service("--model n", GPU % "count: all")),
+        [{}, {"gpu_taken_twice": 2}],
+    ),
+    "all GPUs, and a variable chooses": (
+        "c.yaml",
+        compose(
+            service("--model m", GPU % "count: all", "environment: [CUDA_VISIBLE_DEVICES=$A]"),
+            service("--model n", GPU % "count: all", "environment: [CUDA_VISIBLE_DEVICES=$B]"),
+        ),
+        [{}, {}],
+    ),
+    "commands to choose from": (
+        "g.md",
+        f"```bash\n{RUN} all -d vllm/vllm-openai:v0.25.1 /m\n{RUN} all -d vllm/vllm-openai:v0.25.1 /n\n```\n",
+        [{"model_not_in_a_volume": 1}, {"model_not_in_a_volume": 1}],
+    ),
+    "the host's network": (
+        "r.sh",
+        "docker run --gpus all --network host -v /m:/m vllm/vllm-openai:v0.25.1 --model /m\n"
+        "docker run --gpus all --network host -v /m:/m vllm/vllm-openai:v0.25.1 --model /m --host 127.0.0.1\n",
+        [{"public_without_a_key": 1}, {}],
+    ),
+    "a unit for everybody": (
+        "v.service",
+        "[Service]\nExecStart=/opt/bin/vllm serve /m --host 0.0.0.0\n",
+        [{"public_without_a_key": 1}],
+    ),
+    "a unit with a file of variables": (
+        "v.service",
+        "[Service]\nEnvironmentFile=/etc/vllm\nExecStart=/opt/bin/vllm serve /m --host 0.0.0.0\n",
+        [{}],
+    ),
+    "a cloud's port": (
+        "s.yaml",
+        "resources:\n  accelerators: L4:1\n  ports: 8000\nrun: |\n  vllm serve google/gemma-2-2b\n",
+        [{"public_without_a_key": 1, "gated_model_without_a_token": 1}],
+    ),
+    "a cloud's port with secrets": (
+        "s.yaml",
+        "resources:\n  accelerators: L4:1\n  ports: 8000\nsecrets: {HF_TOKEN: null, VLLM_API_KEY: null}\n"
+        "run: |\n  vllm serve google/gemma-2-2b\n",
+        [{}],
+    ),
+    "a function on the net": (
+        "m.py",
+        "import subprocess\nimport modal\napp = modal.App()\n\n@app.function(gpu='H100')\n@modal.web_server(8000)\n"
+        "def serve():\n    subprocess.Popen('vllm serve /m', shell=True)\n",
+        [{"public_without_a_key": 1}],
+    ),
+    "a job's image": (
+        "j.sbatch",
+        "#!/bin/bash\n#SBATCH --gpus=1\napptainer pull docker://vllm/vllm-openai:latest\n"
+        "apptainer exec --nv vllm.sif vllm serve /m\n",
+        [{"image_not_pinned": 1}],
+    ),
+    "the pods of a RayService": (
+        "r.yaml",
+        "kind: RayService\nspec:\n  serveConfigV2: |\n    applications:\n    - args:\n        llm_configs:\n"
+        "        - model_loading_config: {model_id: m, model_source: org/m}\n"
+        "          engine_kwargs: {tensor_parallel_size: 2}\n"
+        "  rayClusterConfig:\n    workerGroupSpecs:\n"
+        "    - template: {spec: {containers: [{image: 'rayproject/ray-llm:2.52.0'}]}}\n",
+        [{"weights_are_downloaded_again": 1}],
+    ),
+    "a Service of another namespace": (
+        "p.yaml",
+        "kind: Deployment\nmetadata: {namespace: a}\n"
+        + pod("--model=m").partition("\n")[2]
+        + "---\nkind: Service\nmetadata: {name: vllm, namespace: b}\nspec: {selector: {app: x}}\n"
+        + "---\nkind: Service\nmetadata: {name: vllm, namespace: a}\nspec: {selector: {app: x}, clusterIP: None}\n",
+        [{}],
+    ),
+    "the path of another container's port": (
+        "p.yaml",
+        pod("--model=m", ", livenessProbe: {httpGet: {path: /healthz, port: 9000}, initialDelaySeconds: 600}"),
+        [{"probe_on_another_port": 2}],
+    ),
+    "a key of another flag": (
+        "s.sh",
+        "docker run --gpus all vllm/vllm-openai:v0.11.0 --model m -O.attention_backend=A -O.cudagraph_mode=NONE",
+        [{"no_such_key": 2}],
+    ),
+    "a guide installs": ("g.md", "```bash\npip install vllm\nvllm serve /m\n```\n", [{}]),
+    "a guide sets up a service": (
+        "g.md",
+        "```bash\npip install -U vllm\nvllm serve /m\nsystemctl enable vllm\nvllm serve /n\n```\n",
+        [{"vllm_not_pinned": 1}, {}],
+    ),
+    "a pinned installation": ("s.sh", "pip install torch 'vllm==0.25.1'\nvllm serve /m\n", [{}]),
     "a cell that is no Python": (
         "n.ipynb",
         json.dumps(
@@ -915,7 +1024,7 @@ TABLE = {
                 ]
             }
         ),
-        [{"removed_flag": 1}, {"removed_flag": 1}],
+        [{"removed_flag": 1, "vllm_not_pinned": 1}, {"removed_flag": 1}],
     ),
     "a command in a text": (
         "s.sh",

@@ -112,7 +112,11 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
         return writing
     pod = part if kind == "Pod" else inner(part, "spec", "template")
     labels = inner(pod, "metadata", "labels").items()
-    services = [inner(other, "spec") for other in parts if inner(other).get("kind") == "Service"]
+    named = [(inner(one, "metadata"), inner(one, "spec")) for one in parts if inner(one).get("kind") == "Service"]
+    services, place = [service for _, service in named], ("vllm", inner(part, "metadata").get("namespace"))
+    linking = [names for names, service in named if service.get("clusterIP") != "None"]
+    is_linked = inner(pod, "spec").get("enableServiceLinks") is not False
+    is_linked = is_linked and place in [(names.get("name"), names.get("namespace")) for names in linking]
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
     leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
     is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
@@ -120,7 +124,7 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     is_served = bool(leading) or (has_ports and kind != "Pod")
     has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
     is_public = bool(is_public and not annotated and not has_key)
-    box = writing.container._replace(is_served=is_served, is_public=is_public)
+    box = writing.container._replace(is_served=is_served, is_public=is_public, is_linked=is_linked)
     return writing._replace(container=box)
 
 
@@ -227,7 +231,7 @@ class _Reader(NamedTuple):
         elif kind == "LLMInferenceService":
             yield from self.llm_inference_service(document)
         elif "serveConfigV2" in spec or "applications" in document:
-            yield from self.ray_serve(spec.get("serveConfigV2") or document)
+            yield from self.ray_serve(spec.get("serveConfigV2") or document, spec)
         elif "servingEngineSpec" in document:
             for model in items(inner(document, "servingEngineSpec"), "modelSpec"):
                 yield from self.production_stack(inner(document, "servingEngineSpec"), model)
@@ -344,6 +348,7 @@ class _Reader(NamedTuple):
                 around = read_service(node, environment)
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
+            around = around and around._replace(build="" if is_named or "build" in node else vllm_image)
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
@@ -395,7 +400,13 @@ class _Reader(NamedTuple):
 
     # -- Ray Serve
 
-    def ray_serve(self, config: Any) -> Iterator[Writing]:
+    def ray_serve(self, config: Any, spec: Mapping[str, Any]) -> Iterator[Writing]:
+        group = next(iter(items(inner(spec, "rayClusterConfig"), "workerGroupSpecs")), {})
+        pod = inner(group, "template", "spec")
+        worker = next(iter(items(pod, "containers")), {})
+        # KubeRay adds the probes and /dev/shm, and several pods may share a server
+        around = read_pod(pod, worker, (), is_whole=True)._replace(checks={}, grace=None, shared_memory=None, gpus=None)
+        around = around._replace(build=str(worker.get("image") or ""))
         documents = parse_yaml(config, "serveConfigV2") if isinstance(config, str) else [config]
         for application in (part for document in documents for part in items(document, "applications")):
             for engine in items(inner(application, "args"), "llm_configs"):
@@ -404,8 +415,9 @@ class _Reader(NamedTuple):
                 loaded = inner(engine, "model_loading_config")
                 variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
                 words = ray_arguments(loaded, inner(engine, "engine_kwargs"))
-                environment = {str(key): str(value) for key, value in variables.items()}
-                yield Writing("Ray Serve's engine_kwargs", serve(command_line(words, self.version), environment))
+                environment = _variables(worker)[1] | {str(key): str(value) for key, value in variables.items()}
+                command = serve(command_line(words, self.version), environment)
+                yield Writing("Ray Serve's engine_kwargs", command, around if worker else None)
 
     # -- Helm values
 
