@@ -51,7 +51,9 @@ def test_equal_pages_are_a_stall_at_every_cadence(tmp_path: Path, name: str, aft
 
 
 @pytest.mark.parametrize("every", [5, 15, 32])
-@pytest.mark.parametrize(("name", "after", "clock"), [("queue_saturation", 2, ""), ("idle", 2, ""), ("idle", 2, "push")])
+@pytest.mark.parametrize(
+    ("name", "after", "clock"), [("queue_saturation", 2, ""), ("idle", 2, ""), ("idle", 2, "push")]
+)
 def test_a_page_that_is_the_same_each_time_is_a_copy(
     tmp_path: Path, name: str, after: float, clock: str, every: float
 ) -> None:

@@ -55,8 +55,10 @@ def answered(all_scrapes: Iterable[Scrape]) -> Iterator[Scrape]:
             before, was, cpu = last.get(instance, (time, -1.0, 0.0))
             cpu = cpu + 0.007 * (time - before) if scripted == was else scripted
             last[instance] = time, scripted, cpu
-            page = f"{page[: match.start(2)]}{cpu:.4f}{page[match.end(2) :]}" if cpu != scripted else page
-        yield time, instance, page
+            shown = f"{page[: match.start(2)]}{cpu:.4f}{page[match.end(2) :]}" if cpu != scripted else page
+            yield time, instance, shown
+        else:
+            yield time, instance, page
 
 
 def write(folder: Path, all_scrapes: Iterable[Scrape], *, copied: bool = False) -> Path:
