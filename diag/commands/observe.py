@@ -137,7 +137,8 @@ def running_of(observation: Observation, instance: str) -> Running:
     """Return version and launch command of a server, and whether they are all of its configuration."""
     config = observation.settled.get(instance)
     is_complete = config is not None and not config.incomplete
-    return Running(observation.versions.get(instance, ""), observation.launch.get(instance, ""), is_complete)
+    version, launch = observation.versions.get(instance, ""), observation.launch.get(instance, "")
+    return Running(version, launch, is_complete, observation.exported_by.get(instance, ("", "")))
 
 
 # -- commands that only keep or print what was observed ----------------------------------------------------------------

@@ -21,7 +21,7 @@ AVERAGES = re.compile(r"\b(rate|avg_over_time)\(")
 LOOK_BACK = 1800
 """Seconds before an episode in which its first sign is looked for."""
 FEW = 5
-"""Servers up to which incidents are dated."""
+"""Servers up to which all incidents are dated."""
 
 
 def onset(reading: Reading, diagnosis: Diagnosis) -> float | None:
@@ -138,8 +138,7 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
 
     The onsets decide which incident is the cause.
     """
-    if len(queries.subjects(("instance",))) > FEW:
-        return tuple(diagnoses)
+    most = MOST_DATED * FEW // max(FEW, len(queries.subjects(("instance",))))  # a fleet's worst, for the same work
     result = [*diagnoses]
     late = (
         place
@@ -147,7 +146,7 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
         if diagnosis.incident.began is None
         and (diagnosis.state == "present" or any(since is not None for since, _ in diagnosis.episodes))
     )
-    for place in islice(late, MOST_DATED):
+    for place in islice(late, most):
         diagnosis = diagnoses[place]
         episodes = diagnosis.episodes[:-MOST_EPISODES]
         for since, until in diagnosis.episodes[-MOST_EPISODES:]:

@@ -175,6 +175,8 @@ def _judge_engine(last: _LastValues) -> Judgement:
     halted = last.engine(signals.requests_stuck_or_stopped, lately) and last.engine(signals.progress, lately) == 0
     if halted and state in ("busy", "idle", "slow"):
         state, reason = "stalled", WHY["halted"]
+    if state in ("idle", "slow") and last.instance(signals.page_copied) and not last.engine(signals.progress):
+        return None, WHY["copied"]
     if reason == WHY["still"] and last.engine(signals.kv_cache_usage_peak) is None:
         return None, WHY["no_usage"]
     is_idle = state == "idle"

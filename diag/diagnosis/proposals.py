@@ -128,11 +128,13 @@ class Running(NamedTuple):
     """The facts of a server beyond its samples: vLLM's version ("" unknown) and its launch command.
 
     `whole` is whether all settings that were made are known, so that any other setting has its release's default.
+    `exported_by` are the first and the last release that have the metrics of its page.
     """
 
     version: str = ""
     launch: str = ""
     whole: bool = False
+    exported_by: tuple[str, str] = ("", "")
 
 
 def propose(
@@ -188,7 +190,7 @@ class _Proposer(NamedTuple):
     def propose(self, fix: Fix) -> Proposal | None:
         """Return the proposal, or None if the fix does not apply here."""
         if (
-            not available(fix, self.running.version)
+            not available(fix, self.running.version, self.running.exported_by)
             or not dict(self.names).keys() >= set(re.findall(SERVER_PLACEHOLDER, fix.command))
             or (fix.while_it_lasts and not self.diagnosis.ongoing)
         ):
@@ -341,19 +343,23 @@ def moves(direction: str, before: Value, after: Value) -> bool:
     return after > before if direction == "raise" else after != before
 
 
-def available(fix: Fix, version: str) -> bool:
-    """Return True if a release accepts the fix's flags or reads its variable, or if the release is unknown."""
-    if not all(_within(releases(flag), version) for flag in (fix.flag, *(flag for flag, _ in fix.also)) if flag):
+def available(fix: Fix, version: str, between: tuple[str, str] = ("", "")) -> bool:
+    """Return True if a release accepts the fix's flags or reads its variable.
+
+    If the release is unknown, one `between` two releases does ("": an open end).
+    """
+    flags = (fix.flag, *(flag for flag, _ in fix.also))
+    if not all(_within(releases(flag), version, between) for flag in flags if flag):
         return False
     if fix.instead_of and release(version) and _within(releases(fix.instead_of), version):
         return False
-    return _within(fix.versions, version)
+    return _within(fix.versions, version, between)
 
 
-def _within(ends: tuple[str, str], version: str) -> bool:
+def _within(ends: tuple[str, str], version: str, between: tuple[str, str] = ("", "")) -> bool:
     first, last = map(release, ends)
-    at = release(version)
-    return not at or ((not first or first <= at) and (not last or at <= last))
+    oldest, newest = map(release, (version, version) if release(version) else between)
+    return not (first and newest and newest < first) and not (last and oldest and last < oldest)
 
 
 def written(value: Value) -> str:

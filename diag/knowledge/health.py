@@ -11,6 +11,7 @@ from typing import NamedTuple
 from diag.core.incident import Condition, Signal, judged
 from diag.core.metric_prefix import metric
 from diag.knowledge import signals
+from diag.knowledge.signals.answers import SERVED
 
 ENGINE, INSTANCE = ("instance", "engine"), ("instance",)
 USAGE = f"max by ($by) (max_over_time({metric('kv_cache_usage_perc')}[$window]))"
@@ -100,6 +101,22 @@ UNANSWERED = Signal(
 )
 """The page says nothing of an idle engine: the API server writes it. A busy one shows by its tokens that it works. An
 answer of vLLM's own in the window outweighs one that did not come."""
+FAILS_WHOLE = Signal(
+    "failed answers of a route without success",
+    "round(max by ($by) ($failed_answers_by_route[5m]"
+    f" unless on (instance, handler) sum by (instance, handler) (increase({SERVED}[5m])) > 0))",
+    "answers of one route that failed while none succeeded: {value}",
+    "answers",
+)
+"""A share of all answers hides a route that serves nothing, and a few answers at night are too few for a share."""
+_ITL = "($itl_median[5m] by (instance, engine) and on (instance, engine) $itl_count[5m] by (instance, engine) >= 100)"
+SLOWEST_REPLICA = Signal(
+    "slowest replica / its peers",
+    f"max by ($by) ({_ITL} / on (instance) group_left () quantile by (instance) (0.5, {_ITL}))"
+    f" and on (instance) count by (instance) ({_ITL}) >= 3",
+    "ITL of the slowest data-parallel engine: {value} times that of its peers",
+    "ratio",
+)
 LIVES = (
     HEALTH,
     Signal(
@@ -119,6 +136,16 @@ CONTRADICTED = (
         "an answer of 200 from /health, which answered {value}",
     ),
     (PARTS[0], UNANSWERED.above(0, judged("one sample of it is one too many")), "an answer from /health"),
+    (
+        PARTS[3],
+        SLOWEST_REPLICA.above(3, judged("a full batch or longer contexts make a step twice as long at most")),
+        "the reason why one data-parallel engine's ITL is {value} times that of its peers",
+    ),
+    (
+        PARTS[1],
+        FAILS_WHOLE.above(1.5, judged("one answer may be the fault of its request")),
+        "success at a route: {value} answers failed (HTTP 5xx), none succeeded",
+    ),
     (
         PARTS[1],
         signals.error_burn_rate.above(signals.SLOW_BURN.factor, judged("a month's error budget lasts five days")),

@@ -19,6 +19,7 @@ from diag.exposition.scrapes import MOST_SERIES, FaultKind, Scrape, ScrapeTable,
 from diag.promql import Block, Labels, Samples, is_stale
 from diag.vllm import running_config
 from diag.vllm.command.shown import shown
+from diag.vllm.metric_names import exported_by
 from diag.vllm.running_config import RunningConfig, ServerFacts
 
 USUAL_INTERVAL = 2.0
@@ -101,7 +102,8 @@ class Observation(SampleSource):
     exporter alone. instances: the label `instance` of each target, the key of `settled`, and of `versions` (of vLLM),
     `models` and `launch` (without secrets) if they are known. mixed: by instance, a metric of vLLM or its exporter that
     lacks the label that tells its series apart. endings: by instance, how a log ends that is the only evidence.
-    containers: by instance, the containers of a Kubernetes cluster that run.
+    containers: by instance, the containers of a Kubernetes cluster that run. exported_by: by instance, the first and
+    the last release that have the metrics of its pages.
     """
 
     source: Literal["recording", "scrape", "log"]
@@ -118,6 +120,7 @@ class Observation(SampleSource):
     mixed: Mapping[str, str]
     endings: Mapping[str, LogEnding] = field(default_factory=dict)
     containers: Mapping[str, PodContainer] = field(default_factory=dict)
+    exported_by: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class Origin(NamedTuple):
@@ -168,6 +171,7 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         launch=_stated({name: shown(server.launch or server.process) for name, server in facts.items()}),
         settled=settled,
         mixed=_stated({table.instance: table.mixed for table in tables}),
+        exported_by={table.instance: exported_by({labels["__name__"] for labels in table.labels}) for table in tables},
     )
 
 

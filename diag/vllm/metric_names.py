@@ -8,7 +8,7 @@ declared in envs.py.
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +59,17 @@ def known() -> Mapping[str, Releases]:
         bare = SUFFIX.sub("", name)
         metrics[bare] = _joined(metrics.get(bare, releases), releases)
     return metrics
+
+
+def exported_by(metrics: Iterable[str]) -> Releases:
+    """Return the first and the last release that export all of these metrics; "" for an open end, or if none does."""
+    bare = {SUFFIX.sub("", metric) for metric in metrics}
+    first, last = _OLDEST, newest()
+    for begin, end in (known()[metric] for metric in bare if metric in known()):
+        first, last = max(first, begin, key=release), min(last, end, key=release)
+    if release(first) > release(last):
+        return "", ""
+    return "" if first == _OLDEST else first, "" if last == newest() else last
 
 
 @cache

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from random import Random
 
 import pytest
 from support import rewriting as re
 from support.rewriting import Scrape
 from support.scenarios import found, present
+from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -94,3 +96,20 @@ def test_an_engine_process_that_was_never_there_is_not_missing(
 def test_removed_peer_does_not_make_running_engines_dead(tmp_path: Path) -> None:
     both = [list(re.scrapes("healthy"))] * 2
     assert "engine_dead" not in present(with_processes(tmp_path, both, lambda scrape: 2 if scrape < 40 else 1))
+
+
+@pytest.mark.parametrize(("step", "verdict"), [(0.15, "no_incident"), (0.04, "healthy")])
+def test_a_replica_far_slower_than_its_peers_is_no_health(tmp_path: Path, step: float, verdict: str) -> None:
+    """One slow card of four: its streams crawl, and neither queue nor cache shows it."""
+    draw = Random(5)
+    engines = [Engine(Limits(step=pace), 0.0, index) for index, pace in enumerate([0.025, step, 0.025, 0.025])]
+    for engine in engines:
+        for at in range(0, 240, 4):
+            engine.send(Request(at + draw.random(), 300, draw.randint(40, 80)))
+    pages = []
+    for time in range(100, 240, 5):
+        for engine in engines:
+            engine.run(time)
+        pages.append((1_795_000_000.0 + time, "h:8000", page(engines)))
+    report = doctor.run(ObserveOptions([str(re.write(tmp_path / "recording", pages))]))
+    assert (report.verdict, report.health.lacking) == (verdict, ("latency",) * (verdict != "healthy"))

@@ -65,6 +65,14 @@ def test_server_whose_answers_fail_below_the_limit_of_an_incident_is_not_healthy
     assert report.health.missing[0].lacks.startswith("success: errors (HTTP 5xx)")
 
 
+@pytest.mark.parametrize(("route", "lacks"), [("/v1/responses", True), ("/v1/completions", False)])
+def test_a_route_that_only_fails_is_no_health(tmp_path: Path, route: str, lacks: bool) -> None:
+    """A hundredth of all answers fails: where others of its route succeed, that is within the error budget."""
+    report = judged(tmp_path, lambda t: answers("5xx", t // 20, route) if t else "", "healthy")
+    assert report.verdict == ("no_incident" if lacks else "healthy")
+    assert [item.name for item in report.health.missing] == ["answers"] * lacks
+
+
 @pytest.mark.parametrize(
     ("failed", "expected"),
     [(lambda t: max(0, t - 20), "present"), (lambda t: 90 + t, "absent"), (lambda t: 12 * (t > 30), "absent")],

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 from support.paths import RECORDINGS
-from support.rewriting import Scrape, changed, scrapes
+from support.rewriting import Scrape, answered, changed, scrapes
 from support.sampling import some
 
 from diag.diagnosis.progress import Health, Liveness
@@ -28,7 +28,7 @@ ALL = sorted(folder.name for folder in RECORDINGS.iterdir() if (folder / "metric
 def healths(seen: Iterable[Scrape], every: float = 5.0) -> list[tuple[float, Health]]:
     """The health after each scrape of one server, and its unix seconds."""
     liveness = Liveness("server", every)
-    return [(at, liveness.observe(round(1000 * at), (page or NO_PAGE).encode())) for at, _, page in seen]
+    return [(at, liveness.observe(round(1000 * at), (page or NO_PAGE).encode())) for at, _, page in answered(seen)]
 
 
 def thinned_to(name: str, every: float, beside: bool = False) -> list[Scrape]:

@@ -82,3 +82,24 @@ def test_a_rate_is_dated_by_the_first_interval_that_is_full_of_it(tmp_path: Path
     found = judged(tmp_path, scrapes, "tp_interconnect_bound")
     assert found.since is not None
     assert 0 <= found.since - (BEGUN + AT) <= latest
+
+
+def test_pauses_whose_share_hovers_at_the_limit_are_dated_by_the_first_of_their_row(tmp_path: Path) -> None:
+    """A long prompt every 9 to 17 s: their share of a window passes 12 % much later."""
+    draw = random.Random(10)
+    engine = Engine(Limits(max_num_batched_tokens=32_768, token=0.00008, num_gpu_blocks=60_000), BEGUN - 200)
+    at = BEGUN - 200
+    while (at := at + draw.expovariate(1.3)) < BEGUN + 420:
+        engine.send(Request(at, round(draw.gauss(300, 50)), draw.randint(200, 400)))
+    at = BEGUN + 160
+    while at < BEGUN + 420:
+        engine.send(Request(at, draw.randint(15_000, 26_000), 100))
+        at += draw.uniform(9, 17)
+    pages = []
+    for time in np.arange(10, 420, 10):
+        engine.run(BEGUN + time)
+        pages.append((BEGUN + time, "vllm-0:8000", page([engine])))
+    found = judged(tmp_path, pages, "prefill_decode_contention")
+    (since, _), *_ = found.episodes
+    assert since is not None
+    assert abs(since - (BEGUN + 160)) <= 20

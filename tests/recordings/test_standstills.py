@@ -50,6 +50,23 @@ def test_equal_pages_are_a_stall_at_every_cadence(tmp_path: Path, name: str, aft
     assert "engine_stalled" in present(report)
 
 
+@pytest.mark.parametrize("every", [5, 15, 32])
+@pytest.mark.parametrize(
+    ("name", "after", "clock"), [("queue_saturation", 2, ""), ("idle", 2, ""), ("idle", 2, "push")]
+)
+def test_a_page_that_is_the_same_each_time_is_a_copy(
+    tmp_path: Path, name: str, after: float, clock: str, every: float
+) -> None:
+    """A cache, a file or a Pushgateway answers with it: it was a stall, or an idle server."""
+    pushed = "push_time_seconds 1.7e9\n" if clock else ""
+    copies = seen_every(every, [(at, who, page + pushed) for at, who, page in frozen(name, after, 180)])
+    if clock:  # the Pushgateway's own process works
+        copies = list(rewriting.answered(copies))
+    report = doctor.run(ObserveOptions([str(write(tmp_path / "recording", copies, copied=True))]))
+    assert (report.verdict, present(report)) == ("unknown", set())
+    assert "same each time" in report.not_judged[0].why
+
+
 @pytest.mark.parametrize("every", [2, 5, 15, 30, 32, 45])
 def test_scheduler_that_admits_nothing_is_no_stalled_engine_at_any_cadence(tmp_path: Path, every: float) -> None:
     report = judge(tmp_path, seen_every(every, frozen("admission_deadlock", 40, 88)))

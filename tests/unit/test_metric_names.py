@@ -18,6 +18,7 @@ from diag.core.metric_prefix import in_any_release, metric
 from diag.knowledge.signals import DECLARED
 from diag.vllm import metric_names
 from diag.vllm.flags.registry import described, environment, release
+from diag.vllm.metric_names import exported_by
 
 FIRST_PAGE = 200_000
 """Characters that hold the first page of a recording."""
@@ -123,3 +124,16 @@ def test_a_renamed_metric_is_one_line_in_one_file(tmp_path: Path) -> None:
     assert answers[0][1]
     assert answers[1] == answers[0]
     assert [diagnosis["incident"] for diagnosis in answers[2][1]][:1] == [answers[0][1][0]["incident"]]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "ends"),
+    [
+        ({"vllm:time_per_output_token_seconds_bucket", "vllm:inter_token_latency_seconds_sum"}, ("0.11.0", "0.14.1")),
+        ({"vllm:admission_rejections_total", "vllm:kv_cache_usage_perc", "up"}, ("0.32.0", "")),
+        ({"vllm:gpu_cache_usage_perc", "vllm:admission_rejections_total"}, ("", "")),  # a gateway renames some
+        (set[str](), ("", "")),
+    ],
+)
+def test_the_metrics_of_a_page_bound_its_release(metrics: set[str], ends: tuple[str, str]) -> None:
+    assert exported_by(metrics) == ends
