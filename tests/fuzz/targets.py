@@ -434,7 +434,7 @@ def own_incident(text: bytes) -> str:
         return str([incident.title for incident in load(Path(folder)) if incident.id == "users_own"])
 
 
-_SERVER = re.compile(rb"(server\W[^,}\n]*)" + MARKER.encode())
+_NAME = re.compile(rb"((?:server|current-context|context|cluster|user|name)\W[^,}\n]*)" + MARKER.encode())
 
 
 def kubeconfig(text: bytes) -> str:
@@ -442,7 +442,7 @@ def kubeconfig(text: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config")
         text = text.replace(b"exec:", b"exec_:")  # a plugin is run: it is trusted
-        file.write_bytes(_SERVER.sub(rb"\1host", text))  # an address is no secret
+        file.write_bytes(_NAME.sub(rb"\1host", text))  # an address and a name are no secrets
         os.environ["KUBECONFIG"] = str(file)
         try:
             where, address, _ = cluster_of("inference/app=vllm")

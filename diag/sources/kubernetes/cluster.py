@@ -122,7 +122,7 @@ def _loader_errors(files: str) -> Iterator[None]:
 
     def unusable(why: str) -> BadUsage:
         """Report the first line, redacted: a plugin may print secrets, and the loader a whole entry of the file."""
-        first = hidden(why.strip().split("\n")[0].partition("{")[0].rstrip(" /")) or "it is not a kubeconfig"
+        first = hidden(re.split(r"\{| in ", why.strip().split("\n")[0])[0].rstrip(" /")) or "it is not a kubeconfig"
         return BadUsage(f"the kubeconfig {printable(files)} cannot be used: {printable(first)}")
 
     logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
