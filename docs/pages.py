@@ -51,10 +51,9 @@ NARROW = """@media (max-width: 46em) {
   .symptoms thead { display: none; }
   .symptoms table.docutils tbody, .symptoms tr, .symptoms td { display: block; border: 0; }
   .symptoms td:first-child { padding-top: 16px; font-weight: 600; }
-  .wide { display: none; }
-  .phone { display: block; width: 100%; max-height: 540px; object-fit: cover; object-position: top; }
+  .answer img { width: 100%; max-height: 540px; object-fit: cover; object-position: top; }
 }"""
-"""Rows of symptoms one cell below the other on a phone, and a picture whose text can be read there."""
+"""Rows of symptoms one cell below the other on a phone, and the top of a picture whose text can be read there."""
 PRINTED = """
 @page { size: A4; margin: 12mm 14mm; }
 @media screen and (max-width: 30em) {  /* the longest id of an incident fits into a line */
@@ -238,7 +237,6 @@ def _style() -> str:
             ".diag-card figure.diag .plot { min-width: 0; }",
             ".diag-card figcaption { display: none; }",
             "table.docutils { display: block; overflow-x: auto; }",
-            ".phone { display: none; }",
             NARROW,
             ".content { width: 52em; max-width: 100%; }",
             PRINTED,

@@ -88,6 +88,9 @@ def reports(chromium: Any) -> None:
             page = chromium.new_page(viewport={"width": width, "height": 900})
             page.set_content(html.render(report))
             picture(page, f"report-{name}-{width}", most)
+            if name == ILL:
+                page.emulate_media(color_scheme="dark")
+                picture(page, f"report-{name}-{width}-dark", most)
 
 
 def site(chromium: Any) -> None:

@@ -102,7 +102,7 @@ def lint_rule_page(rule: LintRule) -> str:
     if not example.requires:
         *before, last = read_all(example.command, version=version)
         beside = tuple(LintTarget(command, version) for command in before)
-        findings = rule.findings(LintTarget(last, version, beside=beside))
+        findings = rule.findings(LintTarget(last, version, beside=beside, text=example.command))
         lines = "\n".join(line.rstrip() for finding in findings for line in finding_lines(finding))
         output = f"\n\n```text\n{lines}\n```" if lines else ""
     return texts().lint_rule.format(

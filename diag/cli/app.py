@@ -421,15 +421,15 @@ def explain(name: str = "", *, as_markdown: bool = False, incidents: Path | None
     show(name, incidents, as_markdown)
 
 
-@command("Check before a rollout")
-def budget(*, options: BudgetOptions, as_json: bool = False) -> None:
+@command("Check before a rollout", takes_flags=True)
+def budget(command: list[str], *, options: BudgetOptions, as_json: bool = False) -> None:
     """Estimate GPU memory, before or after launch, or compare GPUs: fit, ceilings, cost.
 
     Nothing is started or downloaded.
     """
-    from diag.commands.budget import run
+    from diag.commands.budget import launch, run
 
-    text, status = run(options, as_json)
+    text, status = run(options._replace(target=launch(command)), as_json)
     typer.echo(text, nl=False)
     raise typer.Exit(status)
 

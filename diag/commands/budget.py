@@ -32,7 +32,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.shown import masked
 from diag.vllm.deployments import TENSORS, Deployment, Sizing, answer, changes, choices, chosen, hosts, layouts, offers
-from diag.vllm.flags.registry import versions
+from diag.vllm.flags.registry import understood, versions
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
@@ -67,6 +67,22 @@ def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
     verdicts = {deployment.ledger.verdict for deployment in sizing.rows}
     status = 0 if sizing.best and "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
     return (SIZING_DOCUMENT.text if as_json else render_sizing)(sizing), status
+
+
+def launch(words: Sequence[str]) -> str:
+    """Return the target that the words of a command line are; BadUsage for an option of neither diag nor vLLM."""
+    if len(words) == 1:
+        return words[0]
+    if unknown := next(
+        (word for word in words if re.match("--?[A-Za-z]", word) and not understood(word.partition("=")[0])), ""
+    ):
+        raise BadUsage(f"no such option of diag budget, nor of vLLM: {printable(unknown, 60)}")
+    program = next((word for word in words if "=" not in word), "").rpartition("/")[2]
+    if re.fullmatch(r"vllm|python[\d.]*|docker|podman|uvx?|srun", program):
+        return shlex.join(words)
+    if not words[1].startswith("-"):
+        raise BadUsage(f"{printable(words[1], 60)} is one argument too many: a target is a model or a launch command")
+    return f"vllm serve {shlex.join(words)}"
 
 
 # -- one GPU -----------------------------------------------------------------------------------------------------------
@@ -253,7 +269,7 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     # a model that keeps nothing of a request serves any number, in turn
     concurrency = (options.concurrency or (had.running if had else None)) if model.keeps_tokens else None
     prices = _parse_prices(options.prices or ())
-    kinds = tuple(gpus.gpus().values()) if options.all_gpus else (gpus.named(options.gpu),)
+    kinds = tuple(gpus.gpus().values() if options.all_gpus else map(gpus.named, re.split(r" *, *", options.gpu)))
     if model.family is None or model.unknown:
         raise BadUsage(f"{model.unknown or model.doubt}: diag cannot compute its ceilings")
     started = started._replace(environment={k: v for k, v in started.environment.items() if k != CPU_SPACE})

@@ -14,7 +14,6 @@ from diag.core.formatting import printable
 from diag.core.subjects import instance_name
 from diag.diagnosis.report import Report
 from diag.diagnosis.vitals import vitals
-from diag.http.address import is_here, parse
 from diag.report.sentences import is_fleet
 
 if TYPE_CHECKING:
@@ -82,6 +81,7 @@ def roll_calls(report: Report, targets: Sequence[str]) -> Iterator["RollCall"]:
     from diag.diagnosis.roll_call import APART, RollCall, roll_call
     from diag.exporter.process import stacks
     from diag.exporter.process.collector import ProcessCollector
+    from diag.http.address import is_here, parse
 
     for address in map(parse, targets):
         if not is_here(address):
@@ -123,9 +123,15 @@ def print_report(report: Report, form: Format, *, verbose: bool = False, quiet: 
         from diag.report import terminal
 
         return terminal.write(report, verbose=verbose, quiet=quiet)
-    from diag.report import json, markdown
+    if form == "json":
+        from diag.report import json
 
-    sys.stdout.write(json.render(report) if form == "json" else markdown.render(report, verbose))
+        text = json.render(report)
+    else:
+        from diag.report import markdown
+
+        text = markdown.render(report, verbose)
+    sys.stdout.write(text)
 
 
 def print_why(report: Report, incident: str) -> None:

@@ -90,6 +90,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
 
 
 _SUFFIXES = frozenset[str](NOTATIONS["suffixes"])
+_NAMES = ("Dockerfile", "Makefile", "Justfile", "justfile")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
@@ -129,7 +130,7 @@ def _files(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if name not in _SKIPPED)
         for name in sorted(names):
             count += 1
-            if count < _MOST_FILES and (Path(name).suffix in _SUFFIXES or name.startswith("Dockerfile")):
+            if count < _MOST_FILES and (Path(name).suffix in _SUFFIXES or name.startswith(_NAMES)):
                 yield Path(root) / name
 
 

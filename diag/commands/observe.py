@@ -4,7 +4,7 @@ and the commands that only keep or print what was observed: `diag record`, `diag
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from diag.diagnosis.telemetry_checks import not_measured
 from diag.knowledge.catalog import load
 from diag.sources import source
 from diag.sources.observation import Observation
-from diag.sources.source import Scraping, SourceOptions, open_source, read_logs, scrape_plan, shown_targets
+from diag.sources.source import Scraping, SourceOptions, Tick, open_source, read_logs, scrape_plan, shown_targets
 
 if TYPE_CHECKING:
     from diag.sources.kubernetes.servers import ServersOfNamespace
@@ -57,7 +57,11 @@ def scraping(contract: Contract, incidents: Sequence[Incident] = ()) -> Scraping
 
     With `incidents`, servers that are not well are watched until /health, their log or their processes show an outage.
     """
-    from diag.report.terminal import bar
+
+    def bar(description: str) -> AbstractContextManager[Tick]:
+        from diag.report import terminal
+
+        return terminal.bar(description)
 
     def may_be_stuck(observation: Observation) -> bool:
         cache = QueryCache(observation, contract)

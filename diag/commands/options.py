@@ -12,7 +12,7 @@ from diag.core.errors import BadUsage
 class BudgetOptions(NamedTuple):
     """A launch command or a model, and GPUs; for a `foreign` text, such as an agent's, no file is opened."""
 
-    target: str
+    target: str = ""
     gpu: str = ""
     gpu_memory: str = ""
     log: str = ""
@@ -28,7 +28,7 @@ class BudgetOptions(NamedTuple):
     @property
     def compares(self) -> bool:
         """True if GPUs are to be compared; BadUsage for options that have no effect otherwise, or exclude others."""
-        compares = self.all_gpus or self.concurrency is not None
+        compares = self.all_gpus or self.concurrency is not None or "," in self.gpu
         if not compares and (self.context or self.prices or self.utilisation):
             raise BadUsage("--context, --price and --utilisation need --all-gpus, or --gpu NAME and --concurrency N")
         if self.all_gpus and self.gpu:

@@ -143,7 +143,7 @@ class LogEnding(NamedTuple):
     is that of a start under way, with the share that is done, if known. `errors` are the lines of errors since the
     server began, and `processes` those that logged an exception; `last` is the text of the last line that vLLM logged,
     without secrets; `lines` are the last lines of each event; `context` is what stands around the line that
-    ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx;
+    ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx, `refused` with 4xx;
     `load` are the requests and tokens of the last stats lines, in words, "" without one. `is_still`: the server was at
     work, and its last stats line reports requests and no token. `waits` is the line of an engine at work whose ranks
     wait for each other, and behind which it has generated no token.
@@ -160,6 +160,7 @@ class LogEnding(NamedTuple):
     context: LogContext = LogContext()
     failed: int = 0
     answered: int = 0
+    refused: int = 0
     load: str = ""
     is_still: bool = False
     waits: str = ""

@@ -339,8 +339,10 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
             failure = known_failure([line.text], version, "", line.frames, ending.context._replace(phase=READY))
             place = f" (line {line.number})" if line.number else ""
-            advice = f" {failure.do}" if failure else ""
-            yield f"a request failed{place}: {line.text.removesuffix('.')}.{advice}"
+            ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
+            what = f"{ended}; the last error" if ending.refused > 1 else "a request failed"
+            yield f"{what}{place}: {line.text.removesuffix('.')}."
+            yield from (failure.do,) if failure else ()
     if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
         yield from (f"another program's line before the end: {told.means}", told.do)
 

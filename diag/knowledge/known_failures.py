@@ -9,17 +9,18 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
-from diag.knowledge.platforms import kernel_of, platform_of, way_around
+from diag.knowledge.platforms import kernel_of, platform_of, way_around, words
 from diag.knowledge.raised_errors import RaisedError, raised_by_vllm
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
 from diag.vllm.flags.registry import known, release, versions
+from diag.vllm.metric_names import variables
 
 FILES = read(PACKAGE / "knowledge" / "failure_files.toml", dict[str, str])
 """The files of the table with their headings, in the order in which their patterns are tried (failure_files.toml)."""
@@ -53,6 +54,10 @@ _OPTIONS = re.compile(r"\[(?P<names>--[\w.-]+(?:, --[\w.-]+)*)\]")
 _GIVEN = re.compile(r"non-default args: \{(?P<args>.*)\}")
 _FLAG = re.compile(r"(?<![\w-])(?P<name>--[a-z][a-z0-9-]+)(?P<other>[^();,]{0,40}\((?:since|before|\d))?")
 """An option in an advice; in brackets may stand since when vLLM has it."""
+_VARIABLE = re.compile(
+    r"\b(?P<name>VLLM_[A-Z\d_]+)(?:=[\w./:-]*\w)?(?P<other> \((?:since|before|to|from|V1|\d)| before \d)?"
+)
+"""A variable of vLLM's; in brackets may stand which releases have it."""
 _REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take|instead|in place of")
 _OF_CONTAINER = re.compile(r"docker|container")
 _UPGRADE = re.compile(r"\b([Uu]pgrade vLLM)\b")
@@ -67,7 +72,11 @@ AVOID_LATE = (
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
 _SAYS_NOTHING = re.compile(
-    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly|See stack"
+    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly"
+    r"|See (?:root|stack)"
+    r"|EngineCore (?:failed to start|encountered a fatal|hit an exc)"
+    r"|Ninja build failed|Error building extension|ninja: build stopped|CalledProcessError|EngineDeadError"
+    r"|\d validation errors? for \w+$|unhandled (?:system|cuda) error|NCCL_ERROR_|(?:nccl|ncclUnhandled)\w*Error$"
 )
 _SENTENCE = re.compile(
     r"(?:(?:Value error|Assertion failed), |^(?:[\w.]{1,120}: )?)(?P<said>(?!\d+ validation error|\w+ \()[^\s(][^\n]*?)"
@@ -75,12 +84,12 @@ _SENTENCE = re.compile(
 )
 FEWEST_WORDS = 4
 """Of a sentence in an error, to be told as its cause."""
-_IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1|^ +File ")
+_IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1| +File \"|(?:Error|Exception): *$")
 """An error that only says that another process failed, and lines that are no reason of it."""
 _IS_OF_VLLM = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +File \"")
 """Lines in which no other program complains."""
 _CALL_FAILED = re.compile(
-    r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)"
+    r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)|NCCL_ERROR_"
     r"|unspecified launch failure|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after"
     r"|NVMLError|call hccl api"
 )
@@ -273,7 +282,7 @@ def known_failure(
         if number == (1 if says_little else 2) and (told := told_by_others(context, version, (OTHERS,))):
             return told
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
-            texts, frames = _with_source(texts, raised, context), frames or f"{raised.module}:"
+            texts, frames = _with_source(texts, raised, context, version), frames or f"{raised.module}:"
         for text, failure in itertools.product([*texts, *(beside if number == 1 else ())], kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
@@ -294,7 +303,8 @@ def known_failure(
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
                 is_decided = failure.has_context and not failure.computed_first
-                seen = values.get("", "") or (printable(hidden(text), MOST_SEEN) if text in beside else "")
+                said = text[head.end() :] if (head := _HEAD.match(text)) else text
+                seen = values.get("", "") or (printable(hidden(said), MOST_SEEN) if text in beside else "")
                 return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
     return spare
 
@@ -323,15 +333,19 @@ def told_by_others(context: LogContext, version: str, files: Collection[str] = O
     return None
 
 
-def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext) -> Sequence[str]:
-    """Add to an error of vLLM's code its module and its options: those that the server was given or the error names."""
+def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext, version: str) -> Sequence[str]:
+    """Add to an error of vLLM's code its module and its options: those that the server was given or the error names.
+
+    The last release that raises it is told to older servers only: a newer one has the message from elsewhere.
+    """
+    last = raised.last if release(version) <= release(raised.last) else ""
     arguments = _GIVEN.search(context.nearby)
     fields = {name: name[2:].replace("-", "_") for name in raised.options}
     options = [name for name in fields if arguments and f"'{fields[name]}':" in arguments["args"]]
     named = r"(?<!\w)(?:{}|{})(?!\w)"
     options = options or [one for one in fields if not arguments or re.search(named.format(one, fields[one]), texts[0])]
     reading = f" reading {' and '.join(options)}" if options else ""
-    return (f"{texts[0]}\nraised by {raised.module}{raised.last and f' to {raised.last}'}{reading}", *texts)
+    return (f"{texts[0]}\nraised by {raised.module}{last and f' to {last}'}{reading}", *texts)
 
 
 def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
@@ -380,13 +394,16 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
         for separator, clause in zip(("", *others[::2]), (first, *others[1::2]), strict=True):
             with suppress(ValueError, ArithmeticError):
                 said = PLACE.sub(value, _OPTIONS.sub(fill_options, clause))
-                is_open = _has_options(version, said) and not is_tried(said, context.nearby)
+                is_open = _has_options(version, said) and not is_refuted(said, context.nearby)
                 result += (separator if result else "") + said if is_open else ""
         return result
 
     result = filled(options) or filled(lambda place: place["names"]) or PLACE.sub(value, text)
-    if is_tried(result, context.nearby):
+    if is_refuted(result, context.nearby):
         return ""
+    tools = words().tools.get(platform_of("", context), {}) if context.nearby else {}
+    for tool, theirs in tools.items():
+        result = result.replace(tool, theirs)
     result = f"{result[:1].upper()}{result[1:]}" if _WORD.match(result) else result
     return result if result.endswith(".") else f"{result}."
 
@@ -400,7 +417,20 @@ def _has_options(version: str, clause: str) -> bool:
         or known()[name].in_release(version)
         or bool(_REMOVES.search(clause))
         for flag in flags
-    )
+    ) and all(map(partial(_reads, release(version)), _VARIABLE.finditer(clause) if release(version) else ()))
+
+
+def _reads(at: tuple[int, ...], variable: re.Match[str]) -> bool:
+    """Return True if a release reads a variable of vLLM's, or reads one that a clause names for other releases."""
+    first, last = variables().get(variable["name"], ("", ""))
+    is_read = release(first) <= at and (not last or at <= release(last) or last == versions()[-1])
+    return not first or is_read or bool(variable["other"])
+
+
+def is_refuted(clause: str, near: str) -> bool:
+    """Return True if the log shows that a clause cannot help: it is set already, or it offers what is used already."""
+    offers = (used.search(near) for offered, used in words().in_use.items() if re.search(rf"\b{offered}\b", clause))
+    return is_tried(clause, near) or any(offers)
 
 
 def is_tried(clause: str, near: str) -> bool:

@@ -21,6 +21,8 @@ class Words(NamedTuple):
     platforms: Mapping[str, re.Pattern[str]]
     used: Mapping[str, re.Pattern[str]]
     refused: Mapping[str, re.Pattern[str]]
+    in_use: Mapping[str, re.Pattern[str]]
+    tools: Mapping[str, Mapping[str, str]]
 
 
 @cache

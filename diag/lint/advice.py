@@ -96,10 +96,3 @@ def eager(target: LintTarget) -> Iterator[Match]:
         is_service = box and box.is_whole and (box.is_served or box.kind == "Compose service")
         fix = f"Remove it unless the server fails to start without it{less}"
         yield Match(fix=fix, severity="warning" if is_service else None)
-
-
-@rule()
-def no_watchdog(target: LintTarget) -> Iterator[Match]:
-    ranks = target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size")
-    if ranks > 1 and target.command.get("--watchdog-config") is None and target.since("0.33.0"):
-        yield Match(f"A stall of one of {ranks:g} ranks would leave no stack trace")

@@ -13,13 +13,19 @@ from diag.vllm.devices import lacking, options
 
 
 class _NameList(NamedTuple):
+    """Names that a flag takes, or with `never` (names of no release at all) the keys of its JSON."""
+
     flag: str
-    plugin: str
     known: tuple[str, ...]
     former: tuple[str, ...]
+    plugin: str = ""
+    never: tuple[str, ...] = ()
 
 
 _NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "names")
+_KEYS = read(Path(__file__).with_name("keys.toml"), tuple[_NameList, ...], "keys")
+_KEYS_OF = ("0.32.0", "0.33.0")
+"""The releases whose keys keys.toml has as known."""
 _LISTED = "0.33.0"
 """The release whose names names.toml has."""
 
@@ -53,6 +59,17 @@ def no_such_name(target: LintTarget) -> Iterator[Match]:
             f"{names.flag} {value[:40]}: {which}{did_you_mean(value, allowed)}",
             severity=None if is_listed else "warning",
         )
+
+
+@rule(topic="values")
+def no_such_key(target: LintTarget) -> Iterator[Match]:
+    for keys in () if target.build else _KEYS:
+        for key in target.keys(keys.flag):
+            is_listed = target.version in _KEYS_OF or key in keys.never
+            near = did_you_mean(key, keys.known)
+            if "." not in key and key not in (*keys.known, *keys.former) and (near or is_listed) and not is_open(key):
+                which = f"{target.version} has no such key" if is_listed else "no release that was read has this key"
+                yield Match(f"{keys.flag}.{key[:40]}: {which}{near}", severity=None if is_listed else "warning")
 
 
 @rule(topic="memory")

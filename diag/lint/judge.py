@@ -111,7 +111,7 @@ class Judge:
         commands = read("")
         asks = self.ask and (bool(self.python) or (self.here and len(commands) == 1))
         targets: list[LintTarget] = []
-        reports = []
+        reports = list[LintReport]()
         is_file = not self.foreign and "\n" not in text and is_existing(text)
         written = LaunchText.of(text, [command.line for command in commands]) if is_file else LaunchText()
         mistakes = [f"a comment in {mistake}" for mistake in written.mistakes(RULES)]
@@ -130,6 +130,7 @@ class Judge:
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
                 is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
                 is_unstated=source == UNSTATED,
+                text="\n".join(written.lines) if is_file else text,
             )
             targets.append(target)
             findings = _of_branches(target)
@@ -148,6 +149,8 @@ class Judge:
                 replace(each, line=line or (first.line if is_file else 0))
                 for each, line in zip(findings, lines, strict=True)
             )
+            told = {each.rule for report in reports for each in report.findings if RULES[each.rule].of_text}
+            findings = tuple(each for each in findings if each.rule not in told)
             kept = [each for each in findings if each.rule not in {*self.ignored, *written.ignored(at)}]
             notes += mistakes if at == 0 else []
             reports.append(self._report(target, findings, kept, chosen, source, parser, notes))

@@ -10,6 +10,7 @@ from diag.lint.flags import other_program
 from diag.lint.host import offloaded, utilization
 from diag.lint.removed import V1
 from diag.lint.rule import LintTarget, Match, at_least, is_open, number, rule
+from diag.vllm.command.container import EVERY_GPU
 from diag.vllm.flags.registry import release
 from diag.vllm.metric_names import SUFFIX, known
 
@@ -79,7 +80,8 @@ def grace_period_too_short(target: LintTarget) -> Iterator[Match]:
 @rule()
 def no_shared_memory(target: LintTarget) -> Iterator[Match]:
     pod, tensor = target.command.container, target.ranks("--tensor-parallel-size")
-    if not pod or not pod.is_whole or pod.shared_memory is not False or tensor < 2:
+    is_added = "Ray" in target.command.writing  # by KubeRay
+    if not pod or not pod.is_whole or pod.shared_memory is not False or tensor < 2 or is_added:
         return
     if pod.is_pod:
         yield Match(f"--tensor-parallel-size {tensor} in a pod without a volume at /dev/shm")
@@ -102,7 +104,8 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     around = " ".join([command.writing, *(word for words, _ in command.around for word in words), *command.words])
     apart = ("--nnodes", "--data-parallel-rank", "--data-parallel-address", "--data-parallel-start-rank", "--headless")
     is_shared = _DISTRIBUTED.search(around) or any(command.get(flag) is not None for flag in apart)
-    strays = (command.words[at] for at in command.strays)
+    strays = [command.words[at] for at in command.strays]
+    is_shared = is_shared or any("parallel-size" in word for word in strays)  # and its value, in one word
     if is_shared or command.config or any(map(is_open, (*values, *strays))):
         return None
     return target.local_ranks()
@@ -199,18 +202,20 @@ def _is_another(port: int, target: LintTarget) -> bool:
     return bool(port and own) and port != own and is_only
 
 
+def _failing(probe: str, message: str, fix: str) -> Match:
+    """Return the finding of a probe that fails for ever, which is fatal unless it asks for readiness alone."""
+    is_fatal = probe in ("startup probe", "liveness probe")
+    why = "" if is_fatal else "The check fails for ever: the container never becomes ready"
+    return Match(message, why, f"{fix} in the {probe}", severity=None if is_fatal else "warning")
+
+
 @rule()
 def probe_on_another_port(target: LintTarget) -> Iterator[Match]:
     container = target.command.container
     for name, probe in (container.checks if container and container.is_whole else {}).items():
         if _is_another(probe.port, target):
-            is_fatal = name in ("startup probe", "liveness probe")
-            yield Match(
-                f"The {name} asks port {probe.port}, and the server listens on {_port(target)}",
-                "" if is_fatal else "The check fails for ever: the container never becomes ready",
-                f"Use port {_port(target)} in the {name}",
-                severity=None if is_fatal else "warning",
-            )
+            message = f"The {name} asks port {probe.port}, and the server listens on {_port(target)}"
+            yield _failing(name, message, f"Use port {_port(target)}")
 
 
 @rule()
@@ -220,6 +225,22 @@ def published_port_differs(target: LintTarget) -> Iterator[Match]:
     if ports and all(_is_another(port, target) for port in ports):
         own = _port(target)
         yield Match(f"Port {ports[0]} of the container is published, and the server listens on {own}")
+
+
+_ANSWERED = re.compile(
+    r"/(?:health|ping|ready|readyz|load|version|metrics|server_info|docs|openapi\.json|is_(?:sleeping|paused)|v1/\S*)?/?"
+)
+"""Paths that some release answers, and the root, which a check by a command may ask for the connection alone."""
+
+
+@rule()
+def probe_of_another_path(target: LintTarget) -> Iterator[Match]:
+    container, own = target.command.container, _port(target)
+    is_vllms = container and container.is_pod and container.is_whole and not target.build and own
+    for name, probe in container.checks.items() if container and is_vllms else ():
+        path = probe.path.partition("?")[0]
+        if path and not is_open(path) and not _ANSWERED.fullmatch(path) and probe.port in (0, own):
+            yield _failing(name, f"The {name} reads {path}, which vLLM answers with 404", "Use /health")
 
 
 @rule()
@@ -271,7 +292,9 @@ def _devices(target: LintTarget) -> set[str]:
     """Return the GPUs that a server is known to use."""
     command, container = target.command, target.command.container
     text = command.environment.get("CUDA_VISIBLE_DEVICES", "").strip("\"'")
-    if text and not is_open(text):
+    if is_open(text) or command.get("--device-ids") is not None:
+        return set()
+    if text:
         named = [part for part in text.split(",") if part]
         if container and container.devices and all(part.isdigit() for part in named):
             named = [container.devices[int(part)] for part in named if int(part) < len(container.devices)]
@@ -279,8 +302,12 @@ def _devices(target: LintTarget) -> set[str]:
     if container and not container.is_pod:
         if container.devices:
             return set(container.devices)
-        if container.gpus and container.kind in ("docker run", "Compose service"):
-            return {str(at) for at in range(min(container.gpus, 64))}  # Docker gives the first ones to each
+        if container.kind in ("docker run", "Compose service") and container.gpus != 0:
+            # a server takes the first of all GPUs; a guide has commands to choose from
+            is_all = container.gpus_by in (EVERY_GPU, "count: all") and "```" not in target.text
+            is_all = is_all and "NVIDIA_VISIBLE_DEVICES" not in command.environment
+            given = (_ranks_in_pod(target) or 0) if is_all else container.gpus or 0
+            return {str(at) for at in range(min(given, 64))}  # Docker gives the first ones to each
     return set()
 
 
@@ -295,6 +322,8 @@ def port_taken_twice(target: LintTarget) -> Iterator[Match]:
             return
 
 
+_HUB = re.compile(r"vllm|/ray-llm")
+"""Images that download a model at their start, wherever their home is."""
 _CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME")
 
 
@@ -309,11 +338,16 @@ def weights_are_downloaded_again(target: LintTarget) -> Iterator[Match]:
     place = PurePosixPath(cache or "/root/.cache/huggingface")
     # variables that the text does not show may name any volume
     is_hidden = "--env-file" in command.words[: command.arguments]
-    volumes = [PurePosixPath(volume) for volume in container.mounts if volume and volume != "/dev/shm"]
-    is_kept = any(place.is_relative_to(volume) or volume.is_relative_to(place) for volume in volumes)
-    if is_kept or is_open(cache) or any(map(is_open, container.mounts)) or (is_hidden and volumes):
+    volumes = [PurePosixPath(volume) for volume in container.mounts if volume and not volume.startswith("/dev/")]
+    covering = [one for one in volumes if place.is_relative_to(one) or one.is_relative_to(place)]
+    is_fleeting = bool(covering) and {str(one) for one in covering} <= {*container.fleeting}
+    if is_open(cache) or any(map(is_open, container.mounts)) or (is_hidden and volumes):
         return
-    if re.search(r"(?:^|/)vllm-openai", command.image) and not re.search(r"(?i)hugging|\bhf\b", str(volumes)):
+    image = command.image or container.build
+    is_known = re.search(r"(?:^|/)vllm-openai", image) or (not volumes and _HUB.search(image))
+    if is_fleeting:
+        yield Match(f"The volume at {covering[0]}, with the model's weights, is an emptyDir: it ends with the pod")
+    elif not covering and is_known and not re.search(r"(?i)hugging|\bhf\b", str(volumes)):
         yield Match(fix=f"Mount a volume at {place}")
 
 

@@ -70,7 +70,7 @@ class LintTarget:
     `build` names an image that is not vLLM's own. `beside` are the
     earlier servers of the same text that run at the same time, `shares_container` is True if one of the text's other
     servers starts in the same container. `is_assumed` is True if nothing names the release, `is_unstated` if the image
-    is another than the newest known release.
+    is another than the newest known release. `text` is the file or the text that starts the server, "" for none.
     """
 
     command: Command
@@ -88,6 +88,7 @@ class LintTarget:
     shares_container: bool = False
     is_assumed: bool = False
     is_unstated: bool = False
+    text: str = ""
 
     def since(self, version: str) -> bool:
         return at_least(self.version, version)
@@ -308,7 +309,8 @@ class RuleText:
 
     The errors of a rule that `differs_by_build` may not be errors of a build of vLLM that is not its own. `message`,
     `since`, `until` and `removes` are those of a conflict (`conflicts.py`), which holds `when` its terms do
-    (`terms.py`), or with those of the first of its `cases` that holds. `topic` is its page in docs/lint-rules.
+    (`terms.py`), or with those of the first of its `cases` that holds. `topic` is its page in docs/lint-rules. A
+    finding `of_text` is about a whole text, and is that of its first server alone.
     """
 
     id: str
@@ -326,6 +328,7 @@ class RuleText:
     when: tuple[str, ...] = ()
     cases: tuple[Case, ...] = ()
     topic: str = "conflicts"
+    of_text: bool = False
 
 
 _SUBJECT = re.compile(r"(?:--?[A-Za-z]|VLLM_)[\w.-]*(?:, --?[A-Za-z][\w.-]*)*")

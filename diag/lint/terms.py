@@ -1,12 +1,14 @@
 """Conditions of rules.toml: terms over flags, keys of JSON flags, variables, the model, the container and the GPU.
 
-A term is `SUBJECT OPERATION [VALUE]`. A subject is `--flag`, `--flag.key`, `$VARIABLE`, `model`, `image`, `model.x`
-and `container.x` (an attribute) or a number. Operations: `on`, `not-on`, `off`, `given`, `absent`, `in A,B`,
-`not-in A,B`, `matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<` with a second subject. What is unknown holds no term.
+A term is `SUBJECT OPERATION [VALUE]`. A subject is `--flag`, `--flag.key`, `$VARIABLE`, `model`, `image`, `writing`,
+`pinned`, `model.x` and `container.x` (attributes), `text` (all of the file) or a number. Operations: `on`, `not-on`,
+`off`, `given`, `absent`, `in A,B`, `not-in A,B`, `matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<` with a second
+subject. What is unknown holds no term.
 """
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from diag.lint.rule import LintTarget, UnknownValue, is_open, number
 
@@ -43,15 +45,20 @@ def _holds(subject: str, operation: str, value: str, target: LintTarget) -> bool
         return low > high if operation == ">" else low < high if operation == "<" else low >= high
     if not found:
         return operation == "lacks"
-    if is_open(found):
+    if subject != "text" and is_open(found):
         raise UnknownValue(_UNKNOWN)
     tests: Mapping[str, object] = {
         "in": found in value.split(","),
         "not-in": found not in value.split(","),
-        "matches": re.search(value, found) if operation == "matches" else False,
-        "lacks": not re.search(value, found) if operation == "lacks" else False,
+        "matches": operation == "matches" and _matches(value, found),
+        "lacks": operation == "lacks" and not _matches(value, found),
     }
     return bool(tests[operation])
+
+
+@lru_cache(maxsize=64)
+def _matches(pattern: str, text: str) -> bool:
+    return bool(re.search(pattern, text))
 
 
 def value_of(subject: str, target: LintTarget) -> str:
@@ -62,8 +69,10 @@ def value_of(subject: str, target: LintTarget) -> str:
         return "" if found is None else str(found)
     if subject.startswith("$"):
         return command.environment.get(subject[1:], "")
-    if head in ("model", "image") and not key:
-        return command.model if head == "model" else command.image
+    if head == "text":
+        return target.text
+    if head in ("model", "image", "writing", "pinned") and not key:
+        return str(getattr(command, head))
     known = target.shape if head == "model" else command.container if head == "container" else None
     if head in ("model", "container"):
         if known is None or (head == "model" and target.shape and not target.shape.family):

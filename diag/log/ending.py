@@ -62,6 +62,7 @@ class EndJudge:
             context=LogContext(platform=run.config.platform, phase="" if run.startup.stage is None else phase),
             failed=latest.count("5xx"),
             answered=len(latest),
+            refused=latest.count("4xx"),
             load=load.words(self._at),
             is_still=state == "serving" and load.is_still,
             waits=run.rank_waits if state == "serving" else "",

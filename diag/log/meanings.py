@@ -122,6 +122,8 @@ class LineMeanings:
         if pending is not None and is_of_start and len(self._server.pending) < MOST_PENDING:
             pending.event = placed.event
             self._server.pending.append(pending)
+        if pending is not None and pending.in_step and run.is_dead and not run.root_cause.has_reason:
+            run.root_cause.consider(pending)  # below the line that announced it, and without its head
         run.errors += line.level in ("ERROR", "CRITICAL")
         if error is not None or tracebacks.unannounced is not None:
             run.raised.add(line.process)

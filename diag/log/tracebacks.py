@@ -16,6 +16,8 @@ MOST_PLACE = 90
 """Characters of a file's path in the place of an exception."""
 MOST_READ = 4_000
 """Characters of an exception: its further lines may make it longer, and each time it is read again."""
+_FOLDERS = re.compile(r"^\S{1,400}/(?=[^/\s]{1,120}[:(]\d)")
+"""The folders of a source file, before the place in it at which a compiler failed."""
 _Key = tuple[str, str, str, str]
 """Process, its PID, the place in vLLM's code that logs it, and the level: equal for all lines of a traceback."""
 
@@ -178,6 +180,8 @@ class _Traceback:
         text, error, is_indented = line.text, self.error, line.text.startswith((" ", "\t"))
         if MARKS.chains.match(text):
             self.is_chained, self.is_caused = True, "direct cause" in text
+        elif self.is_chained and error is not None and MARKS.lone.match(text):  # the paste lost its frames
+            error.text, error.number, error.cause, self.is_chained = text, line.number, error.cause or error.text, False
         elif error is not None and MARKS.wrapper.match(error.text):
             if frame := MARKS.frame.search(text[:MOST_FRAME]):
                 self._note_place(frame)
@@ -187,7 +191,7 @@ class _Traceback:
         elif error is not None and MARKS.heading.match(error.text) and is_indented:
             error.add(text.strip())
         elif error is not None and (MARKS.detail.match(text) or error.text.endswith("Last error:")):
-            error.add(text)
+            error.add(_FOLDERS.sub("", text))
         elif error is not None and MARKS.validation.match(error.text) and MARKS.field.fullmatch(text):
             error.add(f"{text}:")
         elif text and not is_indented:
@@ -245,6 +249,8 @@ class TracebackTracker:
         error.is_lone = bool(MARKS.lone.match(line.text))
         self.unannounced = error if error.is_lone else None
         self._open.pop(key, None)
+        if error.is_lone and MARKS.heading.match(error.text):  # its reason follows
+            self._open[key] = _Traceback("", False, has_head=False, in_frames=False, error=error)
         if len(self._announced) >= MOST_OPEN:
             self._announced.clear()
         self._announced.pop(key, None)

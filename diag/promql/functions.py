@@ -89,12 +89,14 @@ class RangeFunction(NamedTuple):
     """A function over windows.
 
     compute: takes Windows, or Gathered if it `gathers` (reads every sample of each window), and the scalar argument of
-    shape (T,), garbage if the function has none; returns values (S, T).
+    shape (T,), garbage if the function has none; returns values (S, T). of_sum: takes the sums of the windows (S, T)
+    and their counts (T,), for samples whose sums are exact in any order.
     """
 
     compute: Callable[[Any, Floats], Floats]
     fewest: int = 1  # samples that a window must hold to have a value
     gathers: bool = False
+    of_sum: Callable[[Floats, Millis], Floats] | None = None
 
 
 def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: Floats) -> Vector:
@@ -109,6 +111,10 @@ def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: 
         return Vector(block.labels, values, present)
     if not function.gathers:
         return Vector(block.labels, function.compute(windows, argument), present)
+    if function.of_sum and _sums_are_exact(block.values):  # overlapping windows need not be summed one by one
+        sums = np.zeros((shape[0], block.times.size + 1))
+        np.cumsum(block.values + 0.0, axis=-1, out=sums[:, 1:])  # no sum is -0
+        return Vector(block.labels, function.of_sum(sums[:, after] - sums[:, first], windows.count), present)
 
     width = int(windows.count.max())  # gather slices of series and instants that fit into memory
     instants_at_once = max(1, min(spans.asked.size, _MOST_CELLS // width))
@@ -119,6 +125,11 @@ def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: 
         gathered = Windows(block.values[rows], block.times, first[at], after[at], part).gathered()
         values[rows, at] = function.compute(gathered, argument[at])
     return Vector(block.labels, values, present)
+
+
+def _sums_are_exact(values: Floats) -> bool:
+    """Return True for whole numbers, as most gauges are, of which no sum is too large for a double."""
+    return bool(np.abs(values).sum(axis=-1).max(initial=0) < 2**53 and (np.trunc(values) == values).all())
 
 
 def _extrapolated(windows: Windows, is_counter: bool, per: float = 1.0) -> Floats:
@@ -210,8 +221,8 @@ RANGE_FUNCTIONS: dict[str, RangeFunction] = {
     "predict_linear": RangeFunction(_predict_linear, fewest=2, gathers=True),
     "resets": RangeFunction(lambda w, _: _count_pairs(w.values[:, 1:] < w.values[:, :-1], w)),
     "changes": RangeFunction(_changes),
-    "sum_over_time": RangeFunction(lambda w, _: total(w.values, w.valid), gathers=True),
-    "avg_over_time": RangeFunction(lambda w, _: mean(w.values, w.valid), gathers=True),
+    "sum_over_time": RangeFunction(lambda w, _: total(w.values, w.valid), gathers=True, of_sum=lambda sums, _: sums),
+    "avg_over_time": RangeFunction(lambda w, _: mean(w.values, w.valid), gathers=True, of_sum=np.divide),
     "min_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmin), gathers=True),
     "max_over_time": RangeFunction(lambda w, _: _extreme(w, np.fmax), gathers=True),
     "count_over_time": RangeFunction(lambda w, _: _everywhere(w.count.astype(np.float64), w)),

@@ -1,5 +1,6 @@
 """Sentences that all forms of a report share: verdicts, times, places, findings, changes."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -411,13 +412,19 @@ def quoted(finding: Finding) -> list[str]:
     return lines
 
 
+_USUAL = re.compile(r"\b(?:mostly|usually|often|probably)\b")
+"""Words before the causes of a failure that its error does not name."""
+
+
 def how_sure(finding: Finding) -> str:
     """Return on what the cause rests that a log names: "named by the error (line 250), with: ...", "" if none does."""
     if not finding.basis:
         return ""
     line = finding.quotes[0].line if finding.quotes else None
-    seen = finding.failure.seen if finding.failure else ""
-    return f"{finding.basis}{f' (line {line})' if line else ''}{f', with: {seen}' if seen else ''}"
+    seen, means = (finding.failure.seen, finding.failure.means) if finding.failure else ("", "")
+    usual = _USUAL.search(means) if finding.basis != "guess" else None
+    more = f"; what '{usual[0]}' brings it about is a guess" if usual else ""
+    return f"{finding.basis}{f' (line {line})' if line else ''}{more}{f', with: {seen}' if seen else ''}"
 
 
 def first_sign(diagnosis: Diagnosis, written_as: TimeFormat) -> list[str]:

@@ -189,7 +189,7 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
     period = line_period(answer.findings, report).full
     is_log = bool(report.observed.endings) and finding.failure is not None
     rows = tree["evidence"].rows
-    if is_log:  # the cause says more than what every incident of its kind is
+    if report.observed.endings and finding.quotes:  # the line says more than that what it shows is so
         rows = evidence_rows([read for read in words.evidence(diagnosis) if read.condition.signal.unit != "bool"])
     means = _phrases(tree["means"].texts[0]) if "means" in tree else []
     impact = paragraph(f"{answer.title}: {answer.impact}.", rest="")
@@ -292,7 +292,7 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
         "ruled out": _names("ruled_out", [] if is_told else ruled_out),
         "not ruled out": _names("possible", [] if is_told else possible),
         "unknown": _part("unknown", _reasons_not_judged(report) if report.verdict != "unknown" else [], 2),
-        "note": _part("note", coverage.notes(report), 4 if report.observed.endings else 2),
+        "note": _part("note", coverage.notes(report), 7 if report.observed.endings else 2),
         "not seen": _part("not_seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
         "more": _part("more", [f"--verbose, --html report.html{runbook}"], 2),
     }

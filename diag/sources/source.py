@@ -137,8 +137,11 @@ def observe(options: SourceOptions, scraping: Scraping) -> "Observation":
         path = options.targets[0]
         if not exists(path):
             raise BadUsage(f"{printable(path)} does not exist: name the folder of a recording, or a URL")
-        from diag.sources.recording.bundle import unpacked
         from diag.sources.recording.reader import read
+
+        if Path(path).is_dir():
+            return read(Path(path), launch=options.launch)
+        from diag.sources.recording.bundle import unpacked
 
         with unpacked(Path(path)) as recording:
             return read(recording, launch=options.launch, shown="" if recording == Path(path) else path)

@@ -135,6 +135,8 @@ def is_amd(name: str) -> bool:
 
 def _without_sheet(name: str) -> BareGpu | None:
     key, bare = _normalized(name).replace("-ti", "ti"), bare_gpus()
+    if part := re.fullmatch(r"([a-z]+\d+)-(?:.*-)?(\dg\.\d+gb)(?:\+me)?", key):  # of a MIG name
+        return bare.get("-".join(part.groups()))
     return bare.get(key) or bare.get(key.removeprefix("rtx")) or bare.get(key.partition("-")[0])
 
 

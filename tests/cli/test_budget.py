@@ -429,12 +429,30 @@ def test_sizing_json_follows_its_schema() -> None:
         (("{}/llama-3-8b", "--all-gpus", "--context", "1m"), "the model supports at most 8192 tokens"),
         (("vllm serve {}/llama-3-8b -q gguf", "--all-gpus"), "the quantization of the model is unknown"),
         (("some/model", "--all-gpus"), "fetch it with `hf download some/model config.json`"),
+        (("{}/llama-3-8b", "--gpu", "h100,h101"), "unknown GPU 'h101' (did you mean h100?)"),
+        (("{}/llama-3-8b", "--gppu", "h100"), "no such option of diag budget, nor of vLLM: --gppu"),
+        (("{}/llama-3-8b", "{}/llama-2-7b"), "is one argument too many: a target is a model or a launch command"),
+        (("{}/llama-3-8b", "--gpu", "h20-mig-3g.48gb"), "unknown GPU 'h20-mig-3g.48gb'"),
     ],
 )
 def test_gpus_that_cannot_be_compared_are_one_sentence(arguments: tuple[str, ...], says: str) -> None:
     ended = diag(*(each.format(MODELS) for each in arguments))
     assert (ended.returncode, ended.stdout) == (64, "")
     assert says in ended.stderr and ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [
+        ("{}/llama-3-8b -tp 2 --gpu h100", "FITS: llama-3-8b on 2 x h100 (79.10 GiB)"),
+        ("vllm serve {}/llama-3-8b --tensor-parallel-size=2 --gpu h100", "FITS: llama-3-8b on 2 x h100 (79.10 GiB)"),
+        ("{}/llama-3-8b --gpu a100-mig-3g.40gb", "FITS: llama-3-8b on 1 x a100-mig-3g.40gb (39.25 GiB)"),
+        ("{}/llama-3-8b --gpu l4,l40s --concurrency 8", "1 x l4 (TP 1, --quantization fp8) holds 8 requests"),
+    ],
+)
+def test_a_launch_needs_no_quotes_and_gpus_may_be_several_or_parts(arguments: str, first: str) -> None:
+    """Was: exit status 64; `nvidia-smi mig -lgip` lists 39.25 GiB."""
+    assert diag(*arguments.format(MODELS).split()).stdout.startswith(first)
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from support.rows import each_row
 from support.secrets import CHOSEN, RANDOM, corpus, is_shown, rarer
 
 from diag.core.errors import BadUsage
+from diag.vllm.command import secret_search
 from diag.vllm.command.free_text import hidden, hidden_lines
 
 ORDINARY = """\
@@ -55,6 +56,15 @@ def test_no_secret_of_the_corpus_is_shown() -> None:
     assert len(found) == 300
     assert len({secret.text for secret in found}) > 295
     assert [secret for secret in found if is_shown(secret.secret, hidden(secret.text))] == []
+
+
+def test_no_word_of_ten_characters_is_a_secret_by_itself() -> None:
+    """`hidden` shows them without a search: the shortest form of one word has eleven."""
+    begins = ("", "sk_", "rk_", "hf_", "ghp_", "gho_", "eyJ", "AKIA", "ASIA", "dapi", "SK", "sbp_", "glpat_", "npm_")
+    random = Random(10)
+    ends = ["".join(random.choices("aZ09bQ_7xK", k=10)) for _ in range(100)]
+    words = {(begin + end)[:size] for begin in begins for end in ends for size in (1, 5, 9, 10)}
+    assert [word for word in words if secret_search.hidden(word) != word] == []
 
 
 def test_no_secret_of_a_rarer_form_is_shown() -> None:

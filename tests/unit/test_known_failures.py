@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support import raised_errors
+from support.paths import LOGS
 from support.rows import each_row
 
 from diag.core.log_events import LogContext
@@ -18,7 +19,9 @@ from diag.knowledge.known_failures import (
     table,
     told_by_others,
 )
+from diag.vllm.flags.registry import known
 
+NEAR_MISSES = (LOGS / "near_misses.tsv").read_text(encoding="utf-8").splitlines()
 HARMFUL = re.compile(r"--gpu-memory-utilization (?:0\.9[6-9]|1)|kill -9 -1|rm -rf (?:/|~)(?:\s|$)")
 COSTLY = re.compile(r"--gpu-reset|[Rr]eplace (?:it|the (?:GPU|card))|power it off|reboot|rm -r|RMA")
 USELESS = re.compile(r"(?i)^(?:check the (?:log|configuration)|see the log|roll back|report (?:it|this))[^,;]{0,20}\.$")
@@ -88,6 +91,33 @@ def test_the_phase_decides_what_makes_room(phase: str, kind: str) -> None:
     found = known_failure([line], "", "", "", LogContext(line, "cuda", phase))
     assert found is not None
     assert found.id == kind
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        ("load_model", "weights_do_not_fit_by_their_frames"),
+        ("determine_available_memory", "profiled_step_does_not_fit"),
+        ("_allocate_kv_cache_tensors", "kv_cache_did_not_fit_by_its_frames"),
+        ("capture_model", "capture_did_not_fit_by_its_frames"),
+        ("execute_model", "step_did_not_fit_by_its_frames"),
+        ("worker_busy_loop", "gpu_out_of_memory"),
+    ],
+)
+def test_in_a_log_without_its_start_the_frames_decide_what_makes_room(frame: str, kind: str) -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 50 MiB. GPU has a total capacity of 23.64 GiB"
+    near = f'  File "/vllm/v1/worker/gpu_worker.py", line 300, in {frame}\n{line}'
+    found = known_failure([line], "", "", "", LogContext(near, "cuda", "process_start"))
+    assert found is not None
+    assert found.id == kind
+
+
+@pytest.mark.parametrize("case", NEAR_MISSES)
+def test_a_similar_line_is_not_of_the_kind(case: str) -> None:
+    kind, line, frames = [*case.split("\t"), ""][:3]
+    assert kind in {each.id for each in table()}
+    found = known_failure([line], "", "", frames)
+    assert found is None or found.id != kind
 
 
 def test_what_stands_beside_an_error_that_says_nothing_names_the_cause() -> None:
@@ -236,6 +266,14 @@ def test_a_defect_is_told_of_its_releases_only() -> None:
         assert found is None or found.id != "flashinfer_needs_python_312"
 
 
+def test_a_message_of_an_older_release_is_no_reason_to_upgrade_a_newer_server() -> None:
+    line = "NotImplementedError: Speculative decoding is not supported on vLLM V0."
+    told = {version: known_failure([line], version, "") for version in ("0.9.2", "0.27.1")}
+    assert told["0.9.2"] is not None
+    assert "Upgrade to vLLM 0.11" in told["0.9.2"].do
+    assert told["0.27.1"] is None or "0.11" not in told["0.27.1"].do
+
+
 def test_a_share_leaves_room_and_is_never_absurd() -> None:
     assert FUNCTIONS["share"]("54.34", "79.18") == f"{0.66}"
     with pytest.raises(ValueError):
@@ -317,6 +355,19 @@ def test_only_options_that_the_server_was_given_are_to_be_removed(args: str, do:
     found = known_failure([ASSERTION], "0.32.0", "", OFFLOADS, LogContext(near, "cuda", "ready"))
     assert found is not None
     assert do in found.do
+
+
+@each_row("failure", [each for each in table() if re.search(r"\([^)]*[,;] ", each.do)])
+def test_a_part_that_a_release_leaves_out_leaves_a_whole_sentence(failure: FailureKind) -> None:
+    for version in ("0.8.5", "0.33.0"):
+        found = known_failure([failure.example], version, failure.models, failure.example_frames, around(failure))
+        assert found is None or found.do.count("(") == found.do.count(")"), found
+
+
+@each_row("failure", [each for each in table() if "(before" in each.do])
+def test_an_older_option_in_brackets_does_not_hide_the_newer_one(failure: FailureKind) -> None:
+    older = re.findall(r"\(before [^()]{0,20}?(--[a-z-]+)", failure.do)
+    assert all(each not in known() or known()[each].in_release("0.33.0") for each in older), "give it a part of its own"
 
 
 def test_an_option_that_the_release_lacks_is_not_offered() -> None:

@@ -123,6 +123,125 @@ TABLE = {
         "container: vllm-node-mxfp4\ncommand: |\n  vllm serve m \\\n    --mxfp4-backend X --swap-space 4\n",
         [{"unknown_flag": 1, "removed_flag": 1}],
     ),
+    "a pod, a task, values and a script in Terraform": (
+        "main.tf",
+        'locals { args = ["--model", "m", "--swap-space=4"] }\n'
+        'resource "kubernetes_deployment_v1" "v" {\n  spec { template { spec {\n    container {\n'
+        '      name = "vllm"\n      image = "vllm/vllm-openai:v0.25.1"\n      args = local.args # all\n'
+        '      dynamic "env" {\n        for_each = var.more\n        content { name = env.value }\n      }\n'
+        '      resources { limits = { "nvidia.com/gpu" = 1 } }\n    }\n'
+        '    volume {\n      name = "w"\n      empty_dir {}\n    }\n  } } }\n}\n'
+        'resource "aws_ecs_task_definition" "v" {\n  container_definitions = jsonencode([{\n'
+        '    name = "e", image = "vllm/vllm-openai:v0.25.1"\n'
+        '    command = concat(["--model", var.model], ["-tp", "2"])\n'
+        '    resourceRequirements = [{ type = "GPU", value = "1" }]\n  }])\n}\n'
+        'resource "helm_release" "v" {\n  values = [<<-EOT\n    command: "vllm serve ${var.m} --swap-space 4"\n'
+        '    EOT\n  ]\n}\nresource "helm_release" "w" {\n  set {\n'
+        '    name  = "servingEngineSpec.modelSpec[0].modelURL"\n    value = "m"\n  }\n  set {\n'
+        '    name  = "servingEngineSpec.modelSpec[0].repository"\n    value = "vllm/vllm-openai"\n  }\n  set {\n'
+        '    name  = "servingEngineSpec.modelSpec[0].vllmConfig.swapSpace"\n    value = "4"\n  }\n}\n'
+        'resource "aws_instance" "v" {\n  user_data = <<EOF\n#!/bin/bash\n'
+        "docker run --gpus all vllm/vllm-openai:v0.25.1 --model $${MODEL} --swap-space 4\nEOF\n}\n",
+        [
+            {"removed_flag": 2},
+            {"gpu_limit_differs": 2},
+            {"removed_flag": 1},
+            {"removed_flag": 1, "image_not_pinned": 1},
+            {"removed_flag": 2},
+        ],
+    ),
+    "values of a chart, settings where it puts them": (
+        "values.yaml",
+        "modelName: org/m\nimage: {repository: r.io/vllm-openai, tag: v0.25.1}\nservice: {type: LoadBalancer}\n"
+        'extraArgs: ["--swap-space", "4"]\nmultiNode: {pipelineParallelSize: 2}\n'
+        "params: {attentionBackend: FLASHINFER, maxNumSeqs: -1}\n",
+        [{"removed_flag": 2, "public_without_a_key": 1}],
+    ),
+    "values of a chart for an old image": (
+        "values.yaml",
+        "image: {repository: vllm/vllm-openai, tag: v0.6.6.post1}\nmodel: {name: org/m}\n"
+        "vllm: {maxModelLen: '8192', dtype: bfloat16, attentionBackend: FLASH_ATTN}\n",
+        [{}],
+    ),
+    "values of other servers": (
+        "values.yaml",
+        "image: {repository: r.io/vllm-router, tag: v1}\nvllm: {model: org/m, dtype: half, swapSpace: 4}\n"
+        "litellm: {model: org/n, maxModelLen: 2}\n",
+        [{"removed_flag": 1}],
+    ),
+    "blocks of Jinja within a command": (
+        "run.sh.j2",
+        "vllm serve {{ m }} \\\n{% if tp > 1 %}\n  -tp {{ tp }} \\\n{% endif %}\n{% if a %}\n  --host x \\\n"
+        "{% else %}\n"
+        "  --host {{ h }} \\\n{% endif %}\n  --swap-space 4\n",
+        [{"removed_flag": 1}],
+    ),
+    "what Python appends": (
+        "s.py",
+        'import os\ncmd = ["vllm", "serve", m]\nenv = os.environ.copy()\nenv["VLLM_USE_V1"] = "1"\nif q:\n'
+        '    cmd.extend(["--quantization", q])\nelse:\n    cmd += ["--dtype", "auto"]\nif e:\n'
+        '    cmd.append("--swap-space=4")\n'
+        'for a in more:\n    cmd.append(a)\nrun(cmd, env=env)\n'
+        'def other():\n    cmd = ["vllm", "serve", "n"]\n    cmd = cmd + ["--swap-space", "4"]\n',
+        [{"variable_not_read": 1, "removed_flag": 1}, {"removed_flag": 1}],
+    ),
+    "flags for a container in Python": (
+        "s.py",
+        'args = [\n    "--model", f"{m}",\n    "--swap-space", "4",\n    "--dtype=auto",\n]\nupload(args=args)\n',
+        [{"removed_flag": 1}],
+    ),
+    "a Databricks notebook": (
+        "s.py",
+        "# Databricks notebook source\n# MAGIC %pip install vllm==0.25.1\n# COMMAND ----------\n# MAGIC %sh\n"
+        "# MAGIC vllm serve m --swap-space 4\n",
+        [{"removed_flag": 2}],
+    ),
+    "functions and arrays of a shell": (
+        "s.sh",
+        'start() {\n  local model=$1\n  shift\n  vllm serve "$model" --port 8000 "$@"\n}\n'
+        'read -ra MORE <<< "--swap-space 4"\nstart a "${MORE[@]}" ${EAGER:+--enforce-eager}\nstart b\n',
+        [{"removed_flag": 1}, {}],
+    ),
+    "a script that a function passes on": (
+        "s.sh",
+        "far HOST <<'END'\nset -eu\nARGS=(serve m)\nARGS+=(--swap-space 4)\n"
+        'python -m vllm.entrypoints.cli.main "${ARGS[@]}"\nEND\n',
+        [{"removed_flag": 1}],
+    ),
+    "a Makefile and Cloud Run": (
+        "Makefile",
+        "MODEL ?= m\nrun:\n\t@vllm serve $(MODEL) \\\n\t\t--swap-space 4\n\ncloud:\n\t@if true; then \\\n"
+        "\t\tgcloud run deploy x --image=vllm/vllm-openai:v0.25.1 --gpu=1 \\\n"
+        "\t\t--args='^|^--model=$(MODEL)|--swap-space=4' --set-env-vars=VLLM_USE_V1=1; \\\n\tfi\n",
+        [{"removed_flag": 1}, {"removed_flag": 2, "variable_not_read": 1}],
+    ),
+    "a justfile": (
+        "justfile",
+        'model := "m"\n\nrun:\n    @vllm serve {{model}} --swap-space 4\n',
+        [{"removed_flag": 1}],
+    ),
+    "modules of Ansible": (
+        "play.yml",
+        "- hosts: gpu\n  tasks:\n    - community.docker.docker_container:\n        name: v\n"
+        f"        {IMAGE}\n        command: --model {{{{ model }}}} --swap-space 4\n        ipc_mode: host\n"
+        "        device_requests: [{driver: nvidia, count: 1}]\n        ports: ['127.0.0.1:8000:8000']\n"
+        "    - ansible.builtin.copy:\n        content: |\n          [Service]\n"
+        "          ExecStart=/opt/vllm/bin/vllm serve m --swap-space 4\n",
+        [{"removed_flag": 2}, {"removed_flag": 1}],
+    ),
+    "a devcontainer": (
+        "devcontainer.json",
+        json.dumps({"image": "vllm/vllm-openai:v0.25.1", "postStartCommand": "vllm serve m --swap-space 4"}),
+        [{"removed_flag": 1}],
+    ),
+    "an image whose arguments are not shown": (
+        "p.yaml",
+        "kind: Pod\nspec:\n  containers:\n"
+        "  - {name: v, image: 'r.io/vllm-own:1', resources: {limits: {nvidia.com/gpu: 1}}}\n"
+        "  - {name: r, image: 'r.io/vllm-router:1', resources: {limits: {nvidia.com/gpu: 1}}}\n"
+        "  - {name: t, image: 'r.io/triton:1', resources: {limits: {nvidia.com/gpu: 1}}}\n",
+        [{}],
+    ),
     "a health check by the host's address": (
         "c.yaml",
         compose(
@@ -781,6 +900,115 @@ TABLE = {
         + pod("m"),
         [{}],
     ),
+    "a cache that ends with the pod": (
+        "p.yaml",
+        pod(
+            "--model=org/m",
+            ", volumeMounts: [{name: c, mountPath: /root/.cache/huggingface}]",
+            ", volumes: [{name: c, emptyDir: {}}]",
+        ),
+        [{"weights_are_downloaded_again": 1}],
+    ),
+    "a cache that stays": (
+        "p.yaml",
+        pod(
+            "--model=org/m",
+            ", volumeMounts: [{name: c, mountPath: /root/.cache/huggingface}]",
+            ", volumes: [{name: c, persistentVolumeClaim: {claimName: c}}]",
+        ),
+        [{}],
+    ),
+    "all GPUs for two servers": (
+        "c.yaml",
+        compose(service("--model m", GPU % "count: all"), service("--model n", GPU % "count: all")),
+        [{}, {"gpu_taken_twice": 2}],
+    ),
+    "all GPUs, and a variable chooses": (
+        "c.yaml",
+        compose(
+            service("--model m", GPU % "count: all", "environment: [CUDA_VISIBLE_DEVICES=$A]"),
+            service("--model n", GPU % "count: all", "environment: [CUDA_VISIBLE_DEVICES=$B]"),
+        ),
+        [{}, {}],
+    ),
+    "commands to choose from": (
+        "g.md",
+        f"```bash\n{RUN} all -d vllm/vllm-openai:v0.25.1 /m\n{RUN} all -d vllm/vllm-openai:v0.25.1 /n\n```\n",
+        [{"model_not_in_a_volume": 1}, {"model_not_in_a_volume": 1}],
+    ),
+    "the host's network": (
+        "r.sh",
+        "docker run --gpus all --network host -v /m:/m vllm/vllm-openai:v0.25.1 --model /m\n"
+        "docker run --gpus all --network host -v /m:/m vllm/vllm-openai:v0.25.1 --model /m --host 127.0.0.1\n",
+        [{"public_without_a_key": 1}, {}],
+    ),
+    "a unit for everybody": (
+        "v.service",
+        "[Service]\nExecStart=/opt/bin/vllm serve /m --host 0.0.0.0\n",
+        [{"public_without_a_key": 1}],
+    ),
+    "a unit with a file of variables": (
+        "v.service",
+        "[Service]\nEnvironmentFile=/etc/vllm\nExecStart=/opt/bin/vllm serve /m --host 0.0.0.0\n",
+        [{}],
+    ),
+    "a cloud's port": (
+        "s.yaml",
+        "resources:\n  accelerators: L4:1\n  ports: 8000\nrun: |\n  vllm serve google/gemma-2-2b\n",
+        [{"public_without_a_key": 1, "gated_model_without_a_token": 1}],
+    ),
+    "a cloud's port with secrets": (
+        "s.yaml",
+        "resources:\n  accelerators: L4:1\n  ports: 8000\nsecrets: {HF_TOKEN: null, VLLM_API_KEY: null}\n"
+        "run: |\n  vllm serve google/gemma-2-2b\n",
+        [{}],
+    ),
+    "a function on the net": (
+        "m.py",
+        "import subprocess\nimport modal\napp = modal.App()\n\n@app.function(gpu='H100')\n@modal.web_server(8000)\n"
+        "def serve():\n    subprocess.Popen('vllm serve /m', shell=True)\n",
+        [{"public_without_a_key": 1}],
+    ),
+    "a job's image": (
+        "j.sbatch",
+        "#!/bin/bash\n#SBATCH --gpus=1\napptainer pull docker://vllm/vllm-openai:latest\n"
+        "apptainer exec --nv vllm.sif vllm serve /m\n",
+        [{"image_not_pinned": 1}],
+    ),
+    "the pods of a RayService": (
+        "r.yaml",
+        "kind: RayService\nspec:\n  serveConfigV2: |\n    applications:\n    - args:\n        llm_configs:\n"
+        "        - model_loading_config: {model_id: m, model_source: org/m}\n"
+        "          engine_kwargs: {tensor_parallel_size: 2}\n"
+        "  rayClusterConfig:\n    workerGroupSpecs:\n"
+        "    - template: {spec: {containers: [{image: 'rayproject/ray-llm:2.52.0'}]}}\n",
+        [{"weights_are_downloaded_again": 1}],
+    ),
+    "a Service of another namespace": (
+        "p.yaml",
+        "kind: Deployment\nmetadata: {namespace: a}\n"
+        + pod("--model=m").partition("\n")[2]
+        + "---\nkind: Service\nmetadata: {name: vllm, namespace: b}\nspec: {selector: {app: x}}\n"
+        + "---\nkind: Service\nmetadata: {name: vllm, namespace: a}\nspec: {selector: {app: x}, clusterIP: None}\n",
+        [{}],
+    ),
+    "the path of another container's port": (
+        "p.yaml",
+        pod("--model=m", ", livenessProbe: {httpGet: {path: /healthz, port: 9000}, initialDelaySeconds: 600}"),
+        [{"probe_on_another_port": 2}],
+    ),
+    "a key of another flag": (
+        "s.sh",
+        "docker run --gpus all vllm/vllm-openai:v0.11.0 --model m -O.attention_backend=A -O.cudagraph_mode=NONE",
+        [{"no_such_key": 2}],
+    ),
+    "a guide installs": ("g.md", "```bash\npip install vllm\nvllm serve /m\n```\n", [{}]),
+    "a guide sets up a service": (
+        "g.md",
+        "```bash\npip install -U vllm\nvllm serve /m\nsystemctl enable vllm\nvllm serve /n\n```\n",
+        [{"vllm_not_pinned": 1}, {}],
+    ),
+    "a pinned installation": ("s.sh", "pip install torch 'vllm==0.25.1'\nvllm serve /m\n", [{}]),
     "a cell that is no Python": (
         "n.ipynb",
         json.dumps(
@@ -796,7 +1024,7 @@ TABLE = {
                 ]
             }
         ),
-        [{"removed_flag": 1}, {"removed_flag": 1}],
+        [{"removed_flag": 1, "vllm_not_pinned": 1}, {"removed_flag": 1}],
     ),
     "a command in a text": (
         "s.sh",
@@ -827,7 +1055,8 @@ TABLE = {
     "a recipe of srt-slurm": (
         "r.yaml",
         "model: {path: m, container: 'vllm/vllm-openai:v0.25.1'}\nbackend:\n  type: vllm\n  prefill_environment:"
-        " {VLLM_USE_V1: '1'}\n  vllm_config:\n    prefill: {max-model-len: 8192}\n    decode: {swap-space: 4}\n",
+        " {VLLM_USE_V1: '1'}\n  vllm_config:\n    prefill: {max-model-len: 8192}\n"
+        "    decode: {swap-space: 4, dyn-tool-call-parser: x}\n",
         [{"variable_not_read": 1}, {"removed_flag": 2}],
     ),
     "a runtime and its service in two blocks": (

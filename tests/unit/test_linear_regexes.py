@@ -24,7 +24,7 @@ OTHERS = (
     "diag.http.prometheus_api",
     "diag.exporter.process.table",
     "diag.exporter.process.server",
-    "diag.vllm.command.free_text",
+    "diag.vllm.command.secret_search",
     "diag.core.formatting",
 )
 LONG = 400

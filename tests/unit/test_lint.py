@@ -405,7 +405,7 @@ def test_correction_puts_the_model_where_the_entry_point_reads_it() -> None:
         ("--enforce-eager --no-enforce-eager", "0.32.0", {"given_twice"}),
         ("--max-num-seqs 8 --max-num-seqs 8", "0.32.0", set()),
         ("--middleware a.b --middleware c.d", "0.32.0", set()),
-        ("-cc.a 1 -cc.b 2", "0.32.0", set()),
+        ("-cc.mode 3 -cc.backend inductor", "0.32.0", set()),
         ("--enable-chunked-prefill --no-enable-chunked-prefill", "0.32.0", {"given_twice"}),
         ("--cudagraph-capture-sizes 1 2 4 --max-num-seqs 8", "0.32.0", {"sequences_above_graphs"}),
         ("--cudagraph-capture-sizes 1 2 4 --max-num-seqs 8 --enforce-eager", "0.32.0", set()),

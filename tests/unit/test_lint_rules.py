@@ -82,6 +82,7 @@ def target(rule: LintRule, command: str, version: str, folder: Path) -> LintTarg
         host_memory=64 * GIB,
         adapter_ranks={"./adapter-64": 64},
         beside=tuple(LintTarget(other, version) for other in before),
+        text=command,
     )
 
 
@@ -107,7 +108,7 @@ def test_lint_example_without_host_needs_no_host(rule: LintRule) -> None:
     if not rule.example.requires:
         *before, last = read_all(command, version=version)
         beside = tuple(LintTarget(other, version) for other in before)
-        assert rule.id in {finding.rule for finding in lint(LintTarget(last, version, beside=beside))}
+        assert rule.id in {finding.rule for finding in lint(LintTarget(last, version, beside=beside, text=command))}
 
 
 @EACH_RULE

@@ -125,6 +125,16 @@ def test_the_matrices_of_a_row_are_as_many_as_published() -> None:
     assert len(COUNTED) > 400 and not wrong
 
 
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("inclusionAI/Ling-2.6-flash", 4), ("inclusionAI/Ling-3.0-tiny", 6), ("inclusionAI/Ling-3.0-flash", 7)],
+)
+def test_layers_of_ling_attend_once_a_group(name: str, layers: int) -> None:
+    """Was: every layer kept a state alone, 0 bytes a token; vllm/model_executor/models/bailing_moe_v3.py:135."""
+    found = estimate(BudgetOptions(f"vllm serve {name} -tp 8", "h200", version="0.33.0"))
+    assert found.ledger.token_bytes == layers * (512 + 64) * 2
+
+
 @pytest.mark.parametrize("repository", some(repositories(), 12))
 def test_a_row_is_a_whole_shape_with_a_source(repository: str) -> None:
     found = find_shape(repository)
@@ -139,6 +149,11 @@ def test_a_row_is_a_whole_shape_with_a_source(repository: str) -> None:
         ("Qwen3-8B-AWQ", "Qwen/Qwen3-8B", "AWQ, 4 bits in groups of 128"),
         ("someone/Qwen2.5-7B-Instruct-GPTQ-Int8", "Qwen/Qwen2.5-7B-Instruct", "GPTQ, 8 bits"),
         ("unsloth/gemma-3-27b-it-bnb-4bit", "google/gemma-3-27b-it", "bitsandbytes, 4 bits"),
+        ("unsloth/Qwen3-8B-Base-unsloth-bnb-4bit", "Qwen/Qwen3-8B-Base", "bitsandbytes, 4 bits"),
+        ("01-ai/Yi-34B-Chat-4bits", "01-ai/Yi-34B", "4-bit integers in groups of 128"),
+        ("QuantTrio/Qwen3-235B-A22B-GPTQ-Int4-Int8Mix", "Qwen/Qwen3-235B-A22B", "GPTQ, 4 bits in groups of 128"),
+        ("moonshotai/kimi-k2-thinking-original:free", "moonshotai/Kimi-K2-Thinking", ""),
+        ("openai-whisper-v3-turbo", "openai/whisper-large-v3-turbo", ""),
         ("nvidia/Qwen3.6-27B-NVFP4", "nvidia/Qwen3.6-27B-NVFP4", ""),
         ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-R1", ""),
     ],
@@ -160,6 +175,14 @@ def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: 
         ("someone/Llama-Legal-3.1-8B-v2", "meta-llama/Llama-3.1-8B-Instruct"),
         ("qwen3-next:80b", "Qwen/Qwen3-Next-80B-A3B-Instruct"),
         ("kimi-k2:1t", "moonshotai/Kimi-K2-Instruct"),
+        ("nex-agi/DeepSeek-V3.1-Nex-N1", "deepseek-ai/DeepSeek-V3.1"),
+        ("tngtech/deepseek-r1t2-chimera:free", "deepseek-ai/DeepSeek-R1"),
+        ("openchat/openchat-3.6-8b-20240522", "meta-llama/Meta-Llama-3-8B"),
+        ("command-r-plus-04-2024", "CohereLabs/c4ai-command-r-plus"),
+        ("someone/GLM-4.6+", "zai-org/GLM-4.6"),  # raised IndexError
+        ("someone/GLM-4.6-Flash", ""),
+        ("someone/GLM-4.6-8B-distill", ""),
+        ("vllm-ascend/DeepSeek-V3-Pruning", ""),
         ("Skywork/Skywork-Reward-V9-Llama-3.1-8B", ""),
         ("someone/Qwen3-8B-EAGLE3", ""),
         ("someone/Mistral-2x7B", ""),
@@ -218,6 +241,11 @@ def test_other_files_and_places_are_not_taken_for_a_shape(name: str) -> None:
         ("Qwen/Qwen3-TTS-12Hz-1.7B-Base", "makes speech"),
         ("google/flan-t5-xl", "an encoder and a decoder"),
         ("facebook/wav2vec2-base", "does not serve"),
+        ("~anthropic/claude-opus-latest", "its vendor alone"),
+        ("sonar-reasoning-pro", "its vendor alone"),
+        ("vllm-ascend/Qwen3-32B-W8A8", "for Ascend NPUs"),
+        ("QuantTrio/DeepSeek-R1-0528-GPTQ-Int4-Int8Mix-Compact", "a quantization that diag does not size"),
+        ("meta-llama/Llama-3.1", "names no size: diag knows meta-llama/Llama-3.1-8B-Instruct, .*70B"),
     ],
 )
 def test_what_vllm_does_not_serve_is_told_so_in_one_sentence(name: str, reason: str) -> None:

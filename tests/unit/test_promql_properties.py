@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.promql_cases import AT_THE_END, EXPRESSIONS, NEAR_A_BIRTH, SETTLED, blocks
@@ -94,6 +95,22 @@ def test_rate_is_increase_per_second(block: Block, at: list[int], span: int) -> 
     rate, increase = (evaluate(f"{function}(x[{span}ms])", samples, np.array(at)) for function in ("rate", "increase"))
     np.testing.assert_array_equal(rate.present, increase.present)
     np.testing.assert_allclose(rate.values[rate.present] * span / 1000, increase.values[rate.present], rtol=1e-12)
+
+
+@given(counters(), instants, spans, st.sampled_from([1.0, 0.1]))
+def test_sums_of_overlapping_windows_are_those_of_their_samples(
+    block: Block, at: list[int], span: int, unit: float
+) -> None:
+    """Whole numbers are summed once for all windows, others in each."""
+    values = np.where(is_stale(block.values), STALE, np.nan_to_num(block.values) * unit)
+    scaled = Block(block.labels, block.times, values)
+    for function in ("sum", "avg"):
+        vector = evaluate(f"{function}_over_time(x[{span}ms])", Samples([scaled]), np.array(at))
+        for row in range(len(block.labels)):
+            for place, end in enumerate(at):
+                values = [value for _, value in points(scaled, row, end - span, end)]
+                total = math.fsum(values) / (len(values) if function == "avg" else 1) if values else None
+                assert cell(vector, str(row), place) == (total if unit == 1 or not total else pytest.approx(total))
 
 
 @given(counters(), instants, spans, st.integers(1, 10**6))

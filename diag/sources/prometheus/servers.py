@@ -156,7 +156,9 @@ class PrometheusSource:
         sampled = [*_most_scraped(counts, counts), *_most_scraped(still, counts)]
         raw = f"up{{{any_of('instance', sampled)},{self._matchers}}}[{span + 1}ms]"  # with the scrape at its start
         series = self._of_servers(self._prometheus.instant(raw, self.end))
-        times = [scraped for scraped in map(sample_times, series) if len(scraped)]
+        # a time that was not asked for, in 1970 say, would make billions of instants
+        sampled_at = [at[(self.start <= at) & (at <= self.end)] for at in map(sample_times, series)]
+        times = [scraped for scraped in sampled_at if len(scraped)]
         if not times:
             who = f"{listed(list(map(printable, self.members)))} {'was' if len(self.members) == 1 else 'were'}"
             when = f"between {moment(self.start / 1000)} and {moment(self.end / 1000)}"

@@ -49,10 +49,11 @@ class Container(NamedTuple):
     `is_pod` is True in Kubernetes; `is_whole` is False if a chart or an operator adds to what the text shows,
     `is_alone` if others share its network. `nodes` is the number of such containers or jobs that share a server.
     `is_served` is True for a pod of a Deployment with ports or behind a Service, `is_public` if a LoadBalancer, a
-    NodePort or a port published beyond this host leads to it and the text shows no key; `discarded` are ports published
-    in vain, beside the host's network, `baked` secrets that a Dockerfile leaves in its image, `build`
-    names the image of a script that is written beside it.
-    `metrics` are the names that an autoscaler of the same text reads, `product` has words that may name the GPUs.
+    NodePort, the `network` of its host or a port published beyond it leads to it and the text shows no key;
+    `is_linked` if a Service named vllm sets VLLM_PORT in the pod. `discarded` are ports published in vain, beside the
+    host's network, `baked` secrets that a Dockerfile leaves in its image, `build` names an image that the command does
+    not. `fleeting` are volumes that end with the pod (emptyDir), `cpus` is its limit of cores. `metrics` are the names
+    that an autoscaler of the same text reads, `product` has words that may name the GPUs.
     """
 
     kind: str = "container"
@@ -72,9 +73,13 @@ class Container(NamedTuple):
     nodes: int = 1
     is_served: bool = False
     is_public: bool = False
+    network: str = ""
     discarded: tuple[str, ...] = ()
     baked: tuple[str, ...] = ()
     build: str = ""
+    fleeting: tuple[str, ...] = ()
+    cpus: float | None = None
+    is_linked: bool = False
     metrics: tuple[str, ...] = ()
     product: str = ""
 
@@ -108,6 +113,8 @@ def read_pod(
     slept = re.search(r"\bsleep (\d{1,6})\b", " ".join(map(str, command)) if isinstance(command, list) else "")
     # the name of a volume may be a template's, its size anything
     mounts = [str(mount.get("mountPath")).rstrip("/") for mount in items(container, "volumeMounts")]
+    names = [mount.get("name") for mount in items(container, "volumeMounts")]
+    ending = {volume.get("name") for volume in items(spec, "volumes") if "emptyDir" in volume}
     named = {str(port.get("name")): port.get("containerPort") for port in items(container, "ports")}
     probes = {name: _probe(container.get(f"{name}Probe"), named) for name in ("startup", "liveness", "readiness")}
     return Container(
@@ -120,6 +127,8 @@ def read_pod(
         gpus_by=by,
         memory=quantity(limits.get("memory")),
         mounts=tuple(mounts),
+        fleeting=tuple(place for place, name in zip(mounts, names, strict=True) if name in ending),
+        cpus=_cores(limits.get("cpu")),
         is_pod=True,
         is_whole=is_whole,
         is_alone=len(items(spec, "containers")) == 1 and not items(spec, "initContainers"),
@@ -130,6 +139,7 @@ def read_pod(
     )
 
 
+EVERY_GPU = "--gpus all"
 _RUNS = ("docker", "podman", "nerdctl")
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -187,7 +197,8 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
         published=() if any("$" in port for port in ports) else tuple(filter(None, map(_port, ports))),
         mounts=tuple(place for place in mounts if place.startswith("/")),
         is_whole=not is_open and "--volumes-from" not in options and "--user" not in options,
-        is_public=not (is_local or is_host or is_open or "--env-file" in options),
+        is_public=(is_host or not is_local) and not (is_open or "--env-file" in options),
+        network="host" if is_host else "",
         discarded=tuple(listed) if is_host else (),
     )
 
@@ -290,7 +301,8 @@ def read_service(service: Mapping[str, Any], environment: Mapping[str, str]) -> 
     if not run:
         return None
     is_part = "extends" in service or "profiles" in service
-    by = f"device_ids: {', '.join(run.devices)}" if run.devices else f"count: {run.gpus}"
+    count = "all" if run.gpus_by == EVERY_GPU else run.gpus
+    by = f"device_ids: {', '.join(run.devices)}" if run.devices else f"count: {count}"
     return run._replace(is_whole=run.is_whole and not is_part, gpus_by=by)
 
 
@@ -336,6 +348,12 @@ def quantity(value: Any) -> float | None:
 def _number(value: Any) -> float | None:
     written = _QUANTITY.fullmatch(str(value).strip()) if value is not None and not isinstance(value, bool) else None
     return float(written[1]) if written and not written[2] else None
+
+
+def _cores(value: Any) -> float | None:
+    """Read CPU cores, such as 2 or 500m."""
+    milli = re.fullmatch(r"(\d{1,7})m", str(value))
+    return int(milli[1]) / 1000 if milli else _number(value)
 
 
 def _probe(probe: Any, named: Mapping[str, Any]) -> ContainerProbe | None:

@@ -2,13 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import parse_yaml
+from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.shell import filled_templates
@@ -18,21 +19,25 @@ _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
 WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
 """Images that make vLLM's arguments of their variables."""
-_MODEL_KEYS = ("name", "repoId", "repo", "id", "path")
-"""Keys under which the values of charts name the model."""
 _KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Job|List|container of Helm values)\b")
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
+_RECIPE = re.compile(r"^[\w./ -]+:.*\n(?:#.*\n)*\t+[^\s#]|^\w+[ \t]*:=[ \t]", re.MULTILINE)
+"""A target of a Makefile or a variable of a justfile: no line of YAML begins with a tab."""
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(
-    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"'])[ \t]*"
+    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"']|^ExecStart=)[ \t]*"
     r"(?:(?:exec|nohup|(?:uv|poetry|pixi) run)[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
-    r"(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]"
+    r"(?:(?:/\S*/)?vllm serve|(?:/\S*/)?python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]"
     r"|^[ \t]*(?:sudo )?(?:docker|podman) run[ \t](?:[^\n]{0,300}\\\n){0,40}[^\n]{0,300}[/-]vllm\b",
     re.MULTILINE,
 )
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
+_BESIDE = re.compile(r"router|front-?end|proxy|gateway|bench|client|exporter|sidecar|download|webui|ray", re.IGNORECASE)
+"""Names of containers beside a server."""
+_SESSIONS = {"postCreateCommand", "postStartCommand", "postAttachCommand"}
+_HOST_SCRIPTS = frozenset[str](NOTATIONS["host_scripts"])
 _NAMES_MODEL = re.compile(r"--model[= ]\S")
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
 _MOST_DOCUMENTS = 100
@@ -72,7 +77,12 @@ class Writing(NamedTuple):
 
 def is_yaml(text: str) -> bool:
     """Return True if a text has a key of the YAML documents that start servers at the beginning of a line."""
-    return bool(_KEY.search(text))
+    return bool(_KEY.search(text)) and not is_makefile(text)
+
+
+def is_makefile(text: str) -> bool:
+    """Return True for a Makefile or a justfile."""
+    return bool(_RECIPE.search(text))
 
 
 def is_manifest(documents: Sequence[Any]) -> bool:
@@ -86,8 +96,8 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
     read = (_with_service(writing, part, parts) for part in parts for writing in reader.document(part))
     for writing in chain(read, _scripts(parts)):
-        if writing.name == SCRIPT and is_read:
-            return
+        if writing.name == SCRIPT and is_read and writing.place not in _HOST_SCRIPTS:
+            continue
         is_read = is_read or writing.name != SCRIPT
         length += len(writing.command)
         if length > _MOST_BYTES:  # aliases may stand for any number of words
@@ -102,7 +112,11 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
         return writing
     pod = part if kind == "Pod" else inner(part, "spec", "template")
     labels = inner(pod, "metadata", "labels").items()
-    services = [inner(other, "spec") for other in parts if inner(other).get("kind") == "Service"]
+    named = [(inner(one, "metadata"), inner(one, "spec")) for one in parts if inner(one).get("kind") == "Service"]
+    services, place = [service for _, service in named], ("vllm", inner(part, "metadata").get("namespace"))
+    linking = [names for names, service in named if service.get("clusterIP") != "None"]
+    is_linked = inner(pod, "spec").get("enableServiceLinks") is not False
+    is_linked = is_linked and place in [(names.get("name"), names.get("namespace")) for names in linking]
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
     leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
     is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
@@ -110,7 +124,7 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     is_served = bool(leading) or (has_ports and kind != "Pod")
     has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
     is_public = bool(is_public and not annotated and not has_key)
-    box = writing.container._replace(is_served=is_served, is_public=is_public)
+    box = writing.container._replace(is_served=is_served, is_public=is_public, is_linked=is_linked)
     return writing._replace(container=box)
 
 
@@ -137,6 +151,24 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
         else:
             joined.append(part)
     return [part for part in joined if not any(part is runtime for runtime in used)]
+
+
+def _of_a_job(writing: Writing, job: Mapping[str, Any]) -> Writing:
+    """Tell a service that it is a task of a scheduler: of its container nothing is known but the GPUs."""
+    if not job:
+        return writing
+    count = str(job.get("gpus") or "")
+    around = Container(job["kind"], shared_memory=None, is_whole=False, gpus_by=job.get("by", "device"))
+    around = around._replace(gpus=int(count) if count.isdigit() else None)
+    return writing._replace(name=article(job["kind"]), container=around, line=job.get("line", 0))
+
+
+def _task(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a container of an ECS task as a service of Compose."""
+    asked = {str(one.get("type")): one.get("value") for one in items(task, "resourceRequirements")}
+    service = {"image": task.get("image"), "entrypoint": task.get("entryPoint"), "command": task.get("command")}
+    job = {"kind": "ECS task", "gpus": asked.get("GPU"), "by": "resourceRequirements"}
+    return {**service, "environment": task.get("environment"), "job": job}
 
 
 def _listed(value: Any) -> list[Any]:
@@ -171,13 +203,6 @@ def article(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIOULaeiou' and not name.startswith('Lead') else 'a'} {name}"
 
 
-def _with_settings(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put the keys of a chart's `model` and `vllm` beside each other, the model by its name."""
-    named, settings = inner(node, "model"), inner(node, "vllm")
-    name = next((named[key] for key in _MODEL_KEYS if isinstance(named.get(key), str)), node.get("model"))
-    return {**node, **named, "model": name, **{key: value for key, value in settings.items() if value != ""}}
-
-
 class _Reader(NamedTuple):
     """`image` is that of the chart around containers which name none."""
 
@@ -206,12 +231,15 @@ class _Reader(NamedTuple):
         elif kind == "LLMInferenceService":
             yield from self.llm_inference_service(document)
         elif "serveConfigV2" in spec or "applications" in document:
-            yield from self.ray_serve(spec.get("serveConfigV2") or document)
+            yield from self.ray_serve(spec.get("serveConfigV2") or document, spec)
         elif "servingEngineSpec" in document:
             for model in items(inner(document, "servingEngineSpec"), "modelSpec"):
                 yield from self.production_stack(inner(document, "servingEngineSpec"), model)
         elif "vllm_config" in inner(document, "backend"):
             yield from _recipe(document, self.version)
+        elif "containerDefinitions" in document:
+            tasks = items(document, "containerDefinitions")
+            yield from self.document({"services": {str(task.get("name")): _task(task) for task in tasks}})
         elif "modelArtifacts" in document:
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
@@ -219,7 +247,7 @@ class _Reader(NamedTuple):
             if isinstance(document.get("services"), dict):
                 for service, node in document["services"].items():
                     for writing in self.nested(node, str(service), _SERVICE, {}):
-                        yield writing._replace(place=str(service))
+                        yield _of_a_job(writing, inner(node, "job"))._replace(place=str(service))
                 return
             name = f"{article(kind)}'s container" if kind else "a container of Helm values"
             if not kind and "image" not in document and isinstance(document.get("args"), list):
@@ -229,7 +257,15 @@ class _Reader(NamedTuple):
                     document = {**document, "image": app.pop("image"), key: app}
             chart = {} if kind else inner(document, "image")
             reader = self._replace(image=_image(chart)) if chart.get("tag") else self
-            yield from reader.nested(document, "", name, {})
+            is_read = False
+            for writing in reader.nested(document, "", name, {}):
+                is_read = True
+                yield writing
+            if not kind and not is_read:
+                for one in charts.engines(document, self.version):
+                    _, environment = _variables({"env": one.environment})
+                    command = serve(_referenced(one.words, environment), environment, one.image)
+                    yield Writing(name, command, one.container, place=one.name)
 
     def nested(self, node: Any, under: str, name: str, spec: Mapping[str, Any]) -> Iterator[Writing]:
         """Yield the containers under a node: `under` is its key, `spec` the pod's spec around it."""
@@ -250,6 +286,11 @@ class _Reader(NamedTuple):
                 if str(key).lower().replace("_", "") == "vllmargs" and _NAMES_MODEL.search(" ".join(split(child))):
                     arguments = ["-m", "vllm.entrypoints.openai.api_server", *split(child)]
                     yield Writing("a list of vLLM's arguments", shlex.join(["python3", *arguments]), place=under)
+                is_module = str(key).endswith(("docker_container", "podman_container"))  # of Ansible
+                if is_module and isinstance(child, dict):
+                    service = {**child, "gpus": child.get("device_requests")}
+                    yield from self.nested(service, str(key), _SERVICE, spec)
+                    continue
                 yield from self.nested(child, str(key), name, node if key == "containers" else spec)
 
     def container(
@@ -257,16 +298,14 @@ class _Reader(NamedTuple):
     ) -> Iterator[Writing]:
         """Yield a `docker run` of a container that mentions vLLM."""
         called = {name: key for key in node for name, able in _NAMES.items() if isinstance(key, str) and able(key)}
+        if _SESSIONS & node.keys():
+            return  # a container of a developer, in which a command starts the server
         if "args" in called and ("image" in called or "arguments" in node):  # of a service's API
             node = {**node, **{name: node[key] for name, key in called.items()}}
             is_pod, is_whole = True, False
-        if (
-            self.image
-            and "image" not in node
-            and "repository" not in node
-            and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))]))
-        ):
-            node, is_pod, is_whole = {**node, "image": self.image}, True, False
+        is_open = not is_pod and name != _SERVICE and node.keys().isdisjoint(("image", "repository", "container"))
+        if is_open and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))])):
+            node, is_pod, is_whole = {**node, "image": self.image}, True, False  # of a chart
         if isinstance(settings := node.get("args"), dict):  # {--max-model-len: 8192}
             flags = {str(key).lstrip("-"): value for key, value in settings.items()}
             node, is_pod, is_whole = {**node, "args": command_line(flags, self.version)}, True, False
@@ -280,12 +319,7 @@ class _Reader(NamedTuple):
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
         if vllm_image != node.get("image") and not program and not words:
-            node = _with_settings(node)
-            # the values of a chart whose templates are not known: keys called as flags are flags
-            keys = {key: value for key, value in node.items() if isinstance(key, str) and flag(key) in known()}
-            if "vllm-openai" not in vllm_image or not isinstance(node.get("model"), str) or len(keys) < 2:
-                return
-            words, is_whole = [*command_line(keys, self.version), *split(node.get("extraArgs"))], False
+            return  # the values of a chart
         if is_pod and is_whole and not program and not words and not {"ports", "resources"} & node.keys():
             return  # a patch of a pod
         is_patch = is_pod and bool(program or words)  # the image is set by another file
@@ -297,7 +331,11 @@ class _Reader(NamedTuple):
             if arguments:
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
-            return  # what this image starts is unknown
+            pod = read_pod(spec, node, self.metrics, is_whole)
+            is_server = "vllm" in called_by.lower() and not _BESIDE.search(called_by)
+            if is_pod and is_whole and pod.gpus and is_server:  # its arguments are not shown
+                command = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", "$ARGS"]
+                yield Writing(name, shlex.join(command), pod, place=str(node.get("name") or ""))
         elif not (program or words) and is_pod and not _KINDS.search(name):
             return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
@@ -310,6 +348,7 @@ class _Reader(NamedTuple):
                 around = read_service(node, environment)
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
+            around = around and around._replace(build="" if is_named or "build" in node else vllm_image)
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
@@ -361,7 +400,13 @@ class _Reader(NamedTuple):
 
     # -- Ray Serve
 
-    def ray_serve(self, config: Any) -> Iterator[Writing]:
+    def ray_serve(self, config: Any, spec: Mapping[str, Any]) -> Iterator[Writing]:
+        group = next(iter(items(inner(spec, "rayClusterConfig"), "workerGroupSpecs")), {})
+        pod = inner(group, "template", "spec")
+        worker = next(iter(items(pod, "containers")), {})
+        # KubeRay adds the probes and /dev/shm, and several pods may share a server
+        around = read_pod(pod, worker, (), is_whole=True)._replace(checks={}, grace=None, shared_memory=None, gpus=None)
+        around = around._replace(build=str(worker.get("image") or ""))
         documents = parse_yaml(config, "serveConfigV2") if isinstance(config, str) else [config]
         for application in (part for document in documents for part in items(document, "applications")):
             for engine in items(inner(application, "args"), "llm_configs"):
@@ -370,8 +415,9 @@ class _Reader(NamedTuple):
                 loaded = inner(engine, "model_loading_config")
                 variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
                 words = ray_arguments(loaded, inner(engine, "engine_kwargs"))
-                environment = {str(key): str(value) for key, value in variables.items()}
-                yield Writing("Ray Serve's engine_kwargs", serve(command_line(words, self.version), environment))
+                environment = _variables(worker)[1] | {str(key): str(value) for key, value in variables.items()}
+                command = serve(command_line(words, self.version), environment)
+                yield Writing("Ray Serve's engine_kwargs", command, around if worker else None)
 
     # -- Helm values
 
@@ -524,7 +570,9 @@ def _recipe(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     backend, model = inner(document, "backend"), inner(document, "model")
     for role in backend["vllm_config"]:
         variables = {str(key): str(value) for key, value in inner(backend, f"{role}_environment").items()}
-        words = command_line({"model": model.get("path"), **inner(backend, "vllm_config", role)}, version)
+        settings = inner(backend, "vllm_config", role).items()
+        own = {key: value for key, value in settings if not str(key).startswith("dyn-")}  # without those of Dynamo
+        words = command_line({"model": model.get("path"), **own}, version)
         around = Container("worker", shared_memory=None, is_whole=False)
         yield Writing("a recipe of srt-slurm", serve(words, variables, model.get("container")), around, place=str(role))
 
@@ -651,11 +699,14 @@ def parse(text: str | bytes, name: str) -> list[Any]:
 
     A document that cannot be read is left out if others can; a template's expression becomes a variable.
     """
+    whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     try:
-        return parse_yaml(text, name)
+        documents = parse_yaml(text, name)
+        with suppress(BadUsage):
+            documents = parse_yaml(filled_templates(whole), name) if "{{" in whole else documents
+        return documents
     except BadUsage as failure:
         error = failure
-    whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     if why := template(whole):
         error = BadUsage(f"{name}: {why}")
     documents = []
@@ -665,6 +716,14 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     if not any(isinstance(document, dict | list) for document in documents):
         raise error
     return documents
+
+
+def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
+    """Mark launches of a template: its values add words to the command and keys to the container."""
+    if not template(text) and not re.search(r"\{%[-+]?\s*(?:el|for\b)", text):
+        return tuple(launches)
+    boxes = ((one, one.container and one.container._replace(is_whole=False, shared_memory=None)) for one in launches)
+    return tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in boxes)
 
 
 def template(text: str) -> str:

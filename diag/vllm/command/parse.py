@@ -25,7 +25,16 @@ from diag.vllm.command.command import (
 from diag.vllm.command.container import Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
-from diag.vllm.command.shell import MOST_DOCUMENTS, Bare, Statement, default, here_documents, statements
+from diag.vllm.command.shell import (
+    MOST_DOCUMENTS,
+    Bare,
+    Statement,
+    default,
+    filled_templates,
+    here_documents,
+    recipes,
+    statements,
+)
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
@@ -154,6 +163,11 @@ _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
+_ENGINE = re.compile(r"^[ \t]*\{%", re.MULTILINE)
+"""A line of a template engine."""
+_ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
+_DEEPEST = 3
+"""Functions within each other that are followed."""
 _MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
 """Commands that mention a server and start none."""
 
@@ -224,11 +238,8 @@ def _content(name: str) -> bytes | None:
 def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
     documents = manifests.parse(content, printable(str(file)))
-    launches, text = tuple(manifests.containers(documents, version)), content.decode("utf-8", "replace")
-    if launches and manifests.template(text):  # its values add words to the command and keys to the container
-        boxes = (one.container and one.container._replace(is_whole=False, shared_memory=None) for one in launches)
-        pairs = zip(launches, boxes, strict=True)
-        launches = tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in pairs)
+    text = content.decode("utf-8", "replace")
+    launches = manifests.templated(manifests.containers(documents, version), text)
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
@@ -264,6 +275,10 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
         return _from_guide(_fenced(text) if suffix == ".rst" else text, version)
     if suffix in _WINDOWS.values():
         text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", text)
+    if suffix not in (".py", ".ipynb", ".json") and _ENGINE.search(text) and not manifests.is_yaml(text):
+        text = filled_templates(text)
+    if suffix in ("", ".mk") and manifests.is_makefile(text):
+        text = recipes(text)
     refused: BadUsage | None = None
     try:
         launches = writings(text, suffix, version)
@@ -280,7 +295,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     commands: list[Command] = []
     for document in here_documents(text):  # kubectl apply -f - <<EOF
         with suppress(BadUsage):
-            if document.lstrip().startswith("#!") or notation(document):  # cat >run.sh <<EOF
+            if re.match(r"\s*(?:#!|set -[a-z]*e)", document) or notation(document):  # cat >run.sh <<EOF
                 started = _parse_shell(document, version, None)
                 commands += [one._replace(writing=notation(document), pinned=_named(text)[0]) for one in started]
             else:
@@ -398,6 +413,8 @@ def _parse_shell(
     except BadUsage:  # a stray quotation mark behind the servers
         if not any("vllm" in word for step in steps for word in step.words):
             raise
+    functions = _functions(text.split("\n"))
+    steps = _inlined(steps, functions)
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -423,7 +440,7 @@ def _parse_shell(
         if other := _OTHER.search(text):
             raise NoLaunch(f"the text starts {_OTHERS[other[0].lower()]}: diag reads launches of vLLM only")
         raise NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
-    job, (pinned, beside), lines = None, _named(text), text.splitlines()
+    job, (pinned, beside) = None, _named(text)
     if gpus := _JOB_GPUS.search(text):  # what a batch script asks Slurm for
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
         job = Container("Slurm job", shared_memory=None, gpus=int(gpus[2]), gpus_by=by, is_whole=False)
@@ -433,7 +450,7 @@ def _parse_shell(
             branches=tuple(others),
             line=steps[at].line,
             path=steps[at].path,
-            place=_function(lines, steps[at].line),
+            place=functions[min(steps[at].line, len(functions) - 1)],
             is_background=steps[at].is_background,
             container=first.container or job,
             pinned=pinned,
@@ -444,21 +461,74 @@ def _parse_shell(
     )
 
 
+def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:
+    """Put the commands of a function that starts a server with its own arguments in the place of each of its calls.
+
+    `functions` has the function of each line.
+    """
+    for _ in range(_DEEPEST):
+        places = [functions[min(step.line, len(functions) - 1)] for step in steps[:_MOST_WORDS]]
+        bodies: dict[str, list[Statement]] = {}
+        for step, place in zip(steps, places, strict=False):
+            bodies.setdefault(place, []).append(step)
+        able = {
+            name: body
+            for name, body in bodies.items()
+            if name and any(_ARGUMENT.search(word) for step in body for word in step.words)
+            if any("vllm" in word for step in body for word in step.words)
+        }
+        calls = [step.words[0] for step in steps if step.words and step.words[0] in able]
+        if not calls or len(steps) > _MOST_WORDS:
+            return steps
+        made: list[Statement] = []
+        for step, place in zip(steps, places, strict=True):
+            name = step.words[0] if step.words else ""
+            if name in able and name != place:
+                made += _called(able[name], step)
+            elif place not in calls:
+                made.append(step)
+        steps = made
+    return steps
+
+
+def _called(body: Sequence[Statement], call: Statement) -> Iterator[Statement]:
+    """Yield the commands of a function for one of its calls."""
+    given = list(call.words[1:])
+    for step in body:
+        if step.words[:1] == ["shift"]:
+            del given[: int(step.words[1]) if step.words[1:] and step.words[1].isdigit() else 1]
+            continue
+        words = []
+        for word in step.words:
+            if word in ("$@", "$*", "${@}", "${*}"):
+                words += given
+                continue
+            filled = _ARGUMENT.sub(lambda found: _argument(found, given), word)
+            words.append(filled if filled != word else word)
+        yield step._replace(words=words, path=(*call.path, *step.path), is_background=step.is_background)
+
+
+def _argument(found: re.Match[str], given: Sequence[str]) -> str:
+    at = int(found[1] or found[2] or 0)
+    return given[at - 1] if 0 < at <= len(given) else (found[3] or "").removeprefix(":").removeprefix("-") or found[0]
+
+
 def _lost(words: Sequence[str]) -> str:
     """Return the flag of vLLM's with which a command begins, whose line was to continue another's; "" for none."""
     name = words[0].partition("=")[0] if words else ""
     return name if name.startswith("--") and understood(name) else ""
 
 
-def _function(lines: Sequence[str], line: int) -> str:
-    """Return the function of a script in which a line stands, "" for none."""
-    for at in range(line - 1, -1, -1):
-        text = lines[at]
-        if (header := _HEADER.match(text)) and ("{" in text or lines[at + 1].lstrip().startswith("{")):
-            return header[1]  # and no call of Python's
-        if text.startswith("}"):
-            break
-    return ""
+def _functions(lines: Sequence[str]) -> list[str]:
+    """Return the function of a script in which each line stands, "" for none; the lines count from 1."""
+    found, name = [""], ""
+    for at, text in enumerate(lines):
+        is_opened = "{" in text or (at + 1 < len(lines) and lines[at + 1].lstrip().startswith("{"))
+        if (header := _HEADER.match(text)) and is_opened:  # and no call of Python's
+            name = header[1]
+        found.append(name)
+        name = "" if text.startswith("}") else name
+    return [*found, ""]
 
 
 def _run(
@@ -490,6 +560,7 @@ def _run(
                 filled += map(Bare.of, environment[named[1]].split())
             else:
                 filled += value.split() if " " in value and "$" not in value else [word]
+        filled = _of_cloud_run(filled) or filled
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
@@ -550,6 +621,27 @@ def _find_servers(
         assigned = _assignments(words[:start])
         server = _command(words, start, {**environment, **assigned}, folder, version)
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
+
+
+def _of_cloud_run(words: Sequence[str]) -> list[str]:
+    """Return `docker run` for a container that `gcloud run deploy` starts; [] for other commands."""
+    options = [word.partition("=") for word in words if word.startswith("--")]
+    options += [(word, "", after) for word, after in pairwise(words) if word.startswith("--") and "=" not in word]
+    given = {name: value for name, _, value in options if value}
+    if "gcloud" not in words or "deploy" not in words or "vllm" not in given.get("--image", ""):
+        return []
+    lists = {name: _comma(given.get(name, "")) for name in ("--command", "--args", "--set-env-vars")}
+    program, *more = lists["--command"] or [""]
+    start = ["docker", "run", *(word for pair in lists["--set-env-vars"] for word in ("-e", pair))]
+    start += ["--gpus", given["--gpu"]] if "--gpu" in given else ["--device", "$GPU"]
+    start += ["--volume", "$VOLUMES", *(["--entrypoint", program] if program else [])]
+    return [*start, given["--image"], *more, *lists["--args"]]
+
+
+def _comma(text: str) -> list[str]:
+    """Split a list of gcloud: a,b or ^|^a|b."""
+    marked = re.match(r"\^(.{1,5}?)\^", text)
+    return text[marked.end() :].split(marked[1]) if marked else [*filter(None, text.split(","))]
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:

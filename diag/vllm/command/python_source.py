@@ -15,6 +15,7 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
+from diag.vllm.flags.registry import understood
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
@@ -24,6 +25,9 @@ _SERVER = re.compile(
 )
 _COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
 _LINE = re.compile(_COMMAND.pattern, re.MULTILINE)
+_FLAGS = re.compile(r"[=(]\s*\[\s*(?:#.*\n\s*)*f?[\"']--[a-z][\w-]+(?:=|[\"'])")
+"""A list of flags alone, for the entry point of a container."""
+_LEAST_FLAGS = 3
 _IMPORT = re.compile(r"^(?:from [\w.]+ )?import \w", re.MULTILINE)
 _PRINTERS = frozenset[str](NOTATIONS["printers"])
 _NOTEBOOK = re.compile(r"^([ \t]*)[!%](?:.*\\\n)*.*$", re.MULTILINE)
@@ -34,6 +38,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
 }
+_ALTERING = ("insert", "remove", "pop", "reverse", "sort", "clear")
 _LARGEST = 10**18
 _DEEPEST = 20
 """Names and operators within each other that are followed."""
@@ -53,7 +58,8 @@ def _variable(name: str) -> str:
 
 def is_python(text: str) -> bool:
     """Return True if a text may be Python source that creates an engine, or starts a server."""
-    return bool(_CALL.search(text) or _SERVER.search(text) or (_IMPORT.search(text) and "vllm serve " in text))
+    is_import = _IMPORT.search(text) and "vllm serve " in text
+    return bool(_CALL.search(text) or _SERVER.search(text) or is_import or _FLAGS.search(text))
 
 
 def engines(text: str, version: str) -> list[Writing]:
@@ -93,179 +99,11 @@ def _foreign_names(nodes: list[ast.AST]) -> set[str]:
     } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
 
-class _Source:
-    def __init__(self, tree: ast.Module, version: str) -> None:
-        self._version, self._left = version, _MOST_NAMES
-        nodes = list(ast.walk(tree))
-        self._calls = [node for node in nodes if isinstance(node, ast.Call)]
-        self._lists = [node for node in nodes if isinstance(node, ast.List)]
-        printed = {id(part) for call in self._calls if _names(call.func)[1] in _PRINTERS for part in call.args}
-        printed |= {id(part.value) for call in self._calls for part in call.keywords if part.arg in _PRINTERS}
-        printed |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
-        printed |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
-        self._texts = [
-            node
-            for node in nodes
-            if id(node) not in printed
-            and (isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)))
-        ]
-        self._scopes = [
-            node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        ]
-        stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
-        stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
-        self._changed = {
-            node.value.id
-            for node in nodes
-            if isinstance(node, ast.Subscript | ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
-        }
-        at_top = {*tree.body}
-        self._values: dict[str, ast.expr] = {}
-        for node in nodes:
-            if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
-                continue
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for name, value in pairs:
-                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant)
-                if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
-                    self._values[name.id] = value
-        self._environment = {
-            str(self._known(node.targets[0].slice, "")): str(self._known(node.value, "value"))
-            for node in nodes
-            if isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Subscript)
-            and _names(node.targets[0].value) == ("os", "environ")
-        }
-        self._read_additions(nodes)
-        self._foreign = _foreign_names(nodes)
+class _Values:
+    """The expressions of a source: `values` has those of its names, `changed` the names that it changes later."""
 
-    def _read_additions(self, nodes: list[ast.AST]) -> None:
-        """Find the statements that change a list: `+=` beside its assignment, elsewhere, and calls of methods."""
-        self._additions: dict[str, list[ast.AugAssign]] = {}
-        for node in nodes:
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-                self._additions.setdefault(node.target.id, []).append(node)
-        names = ("body", "orelse", "finalbody")
-        bodies = [body for node in nodes for name in names if isinstance(body := getattr(node, name, None), list)]
-        self._lists_by_name = {
-            statement.targets[0].id: (statement.value, body)
-            for body in bodies
-            for statement in body
-            if isinstance(statement, ast.Assign)
-            and isinstance(statement.value, ast.List)
-            and isinstance(statement.targets[0], ast.Name)
-        }
-        together = [{part.arg or "": part.value for part in call.keywords} for call in self._calls]
-        together.append({name: value for name, (value, _) in self._lists_by_name.items()})
-        self._rest = {  # a container's command, and its args beside it
-            id(value): rest
-            for group in together
-            for name, value in group.items()
-            if name.endswith("command")
-            if isinstance(rest := group.get(name.removesuffix("command") + "args"), ast.List)
-        }
-        self._joined = {
-            id(self._lists_by_name[call.args[0].id][0])
-            for call in self._calls
-            if isinstance(call.func, ast.Attribute)
-            and call.func.attr == "join"
-            and call.args
-            and isinstance(call.args[0], ast.Name)
-            and call.args[0].id in self._lists_by_name
-        }
-
-    def engines(self) -> Iterator[Writing]:
-        writings: list[tuple[int, Writing]] = []
-        has_arguments = any(_names(call.func)[1] == "EngineArgs" for call in self._calls)  # LLM(**vars(arguments))
-        for call in self._calls:
-            root, last = _names(call.func)
-            keywords = {keyword.arg for keyword in call.keywords if keyword.arg}
-            is_vllm = keywords.isdisjoint(NOTATIONS["other_llm"])  # other libraries have an LLM, too
-            is_vllm = is_vllm and not (last == "LLM" and has_arguments and not call.args and not keywords)
-            if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
-                variables, _ = self._nested(
-                    next((part.value for part in call.keywords if part.arg == "runtime_env"), None)
-                )
-                own = variables.get("env_vars")
-                own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
-                command = serve(self._words(call, last), {**self._environment, **own})
-                writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
-        for node in self._lists:
-            rest = self._rest.get(id(node))
-            words = [*self._list(node), *(self._list(rest) if rest else ())]
-            is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
-            if is_run or words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
-                command = shlex.join([*words, *self._added(node)])
-                writings.append((node.lineno, self._writing("Python: a command as a list", command, node)))
-        for text_node in self._texts:
-            text = self._text(text_node)
-            is_script = "\n" in text and _LINE.search(text)
-            if (is_script or _COMMAND.match(text)) and len(writings) < _MOST_ENGINES:
-                writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
-        yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
-
-    def _text(self, node: ast.JoinedStr | ast.Constant) -> str:
-        """Return a text; a part that is not known is a variable."""
-        if isinstance(node, ast.Constant):
-            return str(node.value)
-        parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
-        return "".join(str(self._known(part, _named(part))) for part in parts)
-
-    def _writing(self, name: str, command: str, node: ast.expr) -> Writing:
-        """Return a launch with its function and the GPUs that a decorator of Modal, or a call of Beam, gives it."""
-        within = [scope for scope in self._scopes if scope.lineno <= node.lineno <= (scope.end_lineno or scope.lineno)]
-        place = next((scope.name for scope in reversed(within) if not isinstance(scope, ast.ClassDef)), "")
-        calls = [call for scope in within for call in scope.decorator_list if isinstance(call, ast.Call)]
-        gpus = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
-        around = accelerators(self._known(gpus[-1], "gpu"), "function") if gpus else None
-        around = around and around._replace(gpus_by=f'gpu="{around.gpus_by}"')
-        return Writing(name, command, around, is_here=not around, place=place, line=node.lineno)
-
-    def _list(self, node: ast.List) -> list[str]:
-        """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
-        words = [str(self._known(item, _named(item))) for item in node.elts]
-        return [part for word in words for part in (split(word) if id(node) in self._joined else [word])]
-
-    def _added(self, node: ast.List) -> list[str]:
-        """Return the words that later statements add to a list with `+=`; a variable for those that may be added."""
-        name, body = next(
-            ((name, body) for name, (value, body) in self._lists_by_name.items() if value is node), ("", [])
-        )
-        words: list[str] = []
-        for added in self._additions.get(name, ()):
-            is_sure = isinstance(added.value, ast.List) and added in body
-            if is_sure and isinstance(added.value, ast.List):
-                self._joined |= {id(added.value)} if id(node) in self._joined else set()
-                words += self._list(added.value)
-            else:
-                words.append(_variable(name))
-        is_rest = any(
-            node is added.value for every in self._additions.values() for added in every
-        )  # of an unknown list
-        return [*words, *[_variable(name or "words")] * (is_rest or name in self._changed)]
-
-    def _words(self, call: ast.Call, name: str) -> list[str]:
-        arguments, unseen = self._arguments(call.keywords)
-        for value in call.args[: name != "LLMConfig"]:
-            if isinstance(value, ast.Starred):
-                unseen.append(_variable(_named(value)))
-            else:
-                arguments = {"model": self._known(value, "model"), **arguments}
-        if name == "LLMConfig":
-            keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
-            loaded, more = self._nested(keywords.get("model_loading_config"))
-            settings, unseen = self._nested(keywords.get("engine_kwargs"))
-            arguments = ray_arguments(loaded, settings)
-            arguments["model"] = arguments["model"] or _variable("model")
-            unseen += more if not loaded else []
-        if unseen and not arguments.get("model"):
-            arguments["model"] = _variable("model")
-        return [*command_line(arguments, self._version), *dict.fromkeys(unseen)]
+    def __init__(self, values: dict[str, ast.expr], changed: set[str]) -> None:
+        self._values, self._changed, self._left = values, changed, _MOST_NAMES
 
     def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
         if node is None:
@@ -344,6 +182,305 @@ class _Source:
                 if entries is not None and not any(entry.arg is None for entry in entries):
                     return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         raise _UnknownValue
+
+
+class _Source(_Values):
+    def __init__(self, tree: ast.Module, version: str) -> None:
+        super().__init__({}, set())
+        self._version = version
+        nodes = list(ast.walk(tree))
+        self._calls = [node for node in nodes if isinstance(node, ast.Call)]
+        self._lists = [node for node in nodes if isinstance(node, ast.List)]
+        printed = {id(part) for call in self._calls if _names(call.func)[1] in _PRINTERS for part in call.args}
+        printed |= {id(part.value) for call in self._calls for part in call.keywords if part.arg in _PRINTERS}
+        printed |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        printed |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        self._texts = [
+            node
+            for node in nodes
+            if id(node) not in printed
+            and (isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)))
+        ]
+        self._scopes = [
+            node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
+        stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
+        stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
+        self._changed = {
+            node.value.id
+            for node in nodes
+            if isinstance(node, ast.Subscript | ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
+        }
+        at_top = {*tree.body}
+        for node in nodes:
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
+                continue
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant)
+                if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
+                    self._values[name.id] = value
+        self._environment = self._read_environment(nodes)
+        self._read_additions(nodes)
+        self._foreign = _foreign_names(nodes)
+
+    def _read_environment(self, nodes: list[ast.AST]) -> dict[str, str]:
+        """Return the variables that the source sets: of os.environ, of a copy of it, and of Modal's image."""
+        copies, found = {"environ"}, dict[str, str]()
+        self._own: list[tuple[str, str, str]] = []
+        for node in nodes:
+            entries: list[ast.keyword] = []
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                if "os.environ" in ast.unparse(node.value):
+                    copies.add(node.targets[0].id)
+                    entries = (isinstance(node.value, ast.Dict) and self._inner(node.value)) or []
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+                place = node.targets[0]
+                if _names(place.value)[1] in copies and isinstance(place.slice, ast.Constant):
+                    entries = [ast.keyword(str(place.slice.value), node.value)]
+            elif isinstance(node, ast.Call) and _names(node.func)[1] in ("env", "update") and len(node.args) == 1:
+                is_set = _names(node.func)[1] == "env" or "environ" in ast.unparse(node.func)
+                entries = (is_set and self._inner(node.args[0])) or []
+            elif isinstance(node, ast.keyword) and node.arg == "env" and "os.environ" in ast.unparse(node.value):
+                entries = (isinstance(node.value, ast.Dict) and self._inner(node.value)) or []
+            pairs = {one.arg: str(self._known(one.value, "value")) for one in entries if one.arg}
+            is_shared = isinstance(node, ast.Call) or (
+                isinstance(node, ast.Assign) and "environ" in ast.unparse(node.targets[0])
+            )
+            found |= pairs if is_shared else {}
+            self._own += [] if is_shared else [(self._place(node), *pair) for pair in pairs.items()]
+        return found
+
+    def _read_additions(self, nodes: list[ast.AST]) -> None:
+        """Find the lists that are assigned to a name, each with the statements behind it, and what else changes one."""
+        names = ("body", "orelse", "finalbody", "handlers")
+        self._after = {
+            id(statement): (body[at + 1 :], node)
+            for node in nodes
+            for name in names
+            if isinstance(body := getattr(node, name, None), list)
+            for at, statement in enumerate(body)
+        }
+        self._assigned = {
+            id(node.value): (node.targets[0].id, self._behind(node))
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
+            if isinstance(node.targets[0], ast.Name) and not _addition(node)
+        }
+        self._lists_by_name = {name: node for node in self._lists if (name := self._assigned.get(id(node), ("",))[0])}
+        self._altered = {
+            node.value.id
+            for node in nodes
+            if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Name)
+            if (node.attr in _ALTERING if isinstance(node, ast.Attribute) else not isinstance(node.ctx, ast.Load))
+        }
+        additions = {id(node): added for node in nodes if (added := _addition(node))}
+        behind = {
+            (name, id(part)) for name, rest in self._assigned.values() for each in rest for part in ast.walk(each)
+        }
+        self._altered |= {name for at, (name, _) in additions.items() if (name, at) not in behind}
+        self._parts = {id(part) for _, value in additions.values() for part in ast.walk(value)}
+        together = [{part.arg or "": part.value for part in call.keywords} for call in self._calls]
+        together.append({**self._lists_by_name})
+        self._rest = {  # a container's command, and its args beside it
+            id(value): rest
+            for group in together
+            for name, value in group.items()
+            if name.endswith("command")
+            if isinstance(rest := group.get(name.removesuffix("command") + "args"), ast.List)
+        }
+        self._joined = {
+            id(node)
+            for call in self._calls
+            if isinstance(call.func, ast.Attribute)
+            and call.func.attr == "join"
+            and call.args
+            and isinstance(call.args[0], ast.Name)
+            for node in self._lists
+            if self._assigned.get(id(node), ("",))[0] == call.args[0].id
+        }
+
+    def engines(self) -> Iterator[Writing]:
+        writings: list[tuple[int, Writing]] = []
+        has_arguments = any(_names(call.func)[1] == "EngineArgs" for call in self._calls)  # LLM(**vars(arguments))
+        for call in self._calls:
+            root, last = _names(call.func)
+            keywords = {keyword.arg for keyword in call.keywords if keyword.arg}
+            is_vllm = keywords.isdisjoint(NOTATIONS["other_llm"])  # other libraries have an LLM, too
+            is_vllm = is_vllm and not (last == "LLM" and has_arguments and not call.args and not keywords)
+            if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
+                variables, _ = self._nested(
+                    next((part.value for part in call.keywords if part.arg == "runtime_env"), None)
+                )
+                own = variables.get("env_vars")
+                own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
+                command = serve(self._words(call, last), {**self._environment, **own})
+                writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
+        for node in self._lists:
+            rest = self._rest.get(id(node))
+            words = [*self._list(node), *(self._list(rest) if rest else ())]
+            is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
+            if is_run or words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
+                command = self._command(words, node)
+            elif _is_arguments(words):
+                command = self._command(["python3", "-m", "vllm.entrypoints.openai.api_server", *words], node)
+            else:
+                continue
+            if len(writings) < _MOST_ENGINES:
+                writings.append((node.lineno, self._writing("Python: a command as a list", command, node)))
+        for text_node in self._texts:
+            text = self._text(text_node)
+            is_script = "\n" in text and _LINE.search(text)
+            if (is_script or _COMMAND.match(text)) and len(writings) < _MOST_ENGINES:
+                writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
+        yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
+
+    def _text(self, node: ast.JoinedStr | ast.Constant) -> str:
+        """Return a text; a part that is not known is a variable."""
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
+        return "".join(str(self._known(part, _named(part))) for part in parts)
+
+    def _writing(self, name: str, command: str, node: ast.expr) -> Writing:
+        """Return a launch with its function and the GPUs that a decorator of Modal, or a call of Beam, gives it."""
+        within, place = self._around(node), self._place(node)
+        calls = [call for scope in within for call in scope.decorator_list if isinstance(call, ast.Call)]
+        gpus = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
+        around = accelerators(self._known(gpus[-1], "gpu"), "function") if gpus else None
+        around = around and around._replace(gpus_by=f'gpu="{around.gpus_by}"')
+        return Writing(name, command, around, is_here=not around, place=place, line=node.lineno)
+
+    def _around(self, node: Any) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+        line = getattr(node, "lineno", 0) or getattr(getattr(node, "value", None), "lineno", 0)
+        return [scope for scope in self._scopes if scope.lineno <= line <= (scope.end_lineno or scope.lineno)]
+
+    def _place(self, node: Any) -> str:
+        """Return the function of a node, "" for none."""
+        return next((one.name for one in reversed(self._around(node)) if not isinstance(one, ast.ClassDef)), "")
+
+    def _list(self, node: ast.List) -> list[str]:
+        """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
+        words = [
+            self._text(item) if isinstance(item, ast.JoinedStr) else str(self._known(item, _named(item)))
+            for item in node.elts
+        ]
+        return [part for word in words for part in (split(word) if id(node) in self._joined else [word])]
+
+    def _command(self, words: list[str], node: ast.List) -> str:
+        """Return a list as a command of a shell, with what later statements add to it, each in its branch."""
+        name, behind = self._assigned.get(id(node), ("", []))
+        lines = self._script(behind, name, id(node) in self._joined) if name else []
+        is_rest = name in self._altered or id(node) in self._parts  # of another list
+        unknown = [_variable(name or "words")] * is_rest
+        place = self._place(node)
+        own = {key: value for where, key, value in self._own if where == place}
+        exports = [f"export {key}={shlex.quote(value)}" for key, value in {**self._environment, **own}.items()]
+        exports = [] if words[0] in ("docker", "podman") else exports
+        if any(line == "fi" for line in lines):
+            array = [f"command=({shlex.join([*words, *unknown])})", *lines, '"${command[@]}"']
+            return "\n".join([*exports, *array])
+        return "\n".join([*exports, " ".join([shlex.join(words), *(line[10:-1] for line in lines), *unknown])])
+
+    def _behind(self, statement: ast.AST) -> list[ast.stmt]:
+        """Return the statements that run after one, also behind the branches around it."""
+        found: list[ast.stmt] = []
+        while id(statement) in self._after:
+            rest, statement = self._after[id(statement)]
+            found += rest
+            if not isinstance(statement, ast.If | ast.With | ast.Try):
+                break
+        return found
+
+    def _script(self, statements: list[ast.stmt], name: str, is_joined: bool) -> list[str]:
+        """Return the commands of a shell that add to the array `command` what statements add to a list."""
+        lines: list[str] = []
+        for statement in statements:
+            if id(getattr(statement, "value", None)) in self._assigned and _names(statement.targets[0])[1] == name:  # type: ignore[attr-defined]
+                break  # another list
+            if isinstance(statement, ast.If):
+                ways = [self._script(body, name, is_joined) for body in (statement.body, statement.orelse)]
+                lines += ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"] * any(ways)
+                continue
+            parts = list(ast.walk(statement))
+            found = [added for part in parts if (added := _addition(part)) and added[0] == name]
+            if not found:
+                continue
+            inner = [body for key in ("body", "orelse", "finalbody") if (body := getattr(statement, key, None))]
+            if isinstance(statement, ast.With | ast.Try):
+                lines += [line for body in inner for line in self._script(body, name, is_joined)]
+            elif inner or len(found) > 1:  # a loop
+                lines.append(f"command+=({_variable(name)})")
+            else:
+                lines += self._lines(found[0][1], name, is_joined)
+        return lines
+
+    def _lines(self, added: ast.expr, name: str, is_joined: bool) -> list[str]:
+        if isinstance(added, ast.IfExp):
+            ways = [self._lines(way, name, is_joined) for way in (added.body, added.orelse)]
+            return ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"]
+        if not isinstance(added, ast.List | ast.Tuple):
+            return [f"command+=({_variable(_named(added))})"]
+        listed = ast.List(added.elts)
+        self._joined |= {id(listed)} if is_joined else set()
+        words = self._list(listed)
+        return [f"command+=({shlex.join(words)})"] if words else []
+
+    def _words(self, call: ast.Call, name: str) -> list[str]:
+        arguments, unseen = self._arguments(call.keywords)
+        for value in call.args[: name != "LLMConfig"]:
+            if isinstance(value, ast.Starred):
+                unseen.append(_variable(_named(value)))
+            else:
+                arguments = {"model": self._known(value, "model"), **arguments}
+        if name == "LLMConfig":
+            keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            loaded, more = self._nested(keywords.get("model_loading_config"))
+            settings, unseen = self._nested(keywords.get("engine_kwargs"))
+            arguments = ray_arguments(loaded, settings)
+            arguments["model"] = arguments["model"] or _variable("model")
+            unseen += more if not loaded else []
+        if unseen and not arguments.get("model"):
+            arguments["model"] = _variable("model")
+        return [*command_line(arguments, self._version), *dict.fromkeys(unseen)]
+
+
+def _is_arguments(words: list[str]) -> bool:
+    """Return True for a list of vLLM's flags, one of which names the model."""
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    is_model = any(name in ("--model", "--served-model-name") for name in names)
+    return (
+        words[:1] != []
+        and words[0].startswith("--")
+        and is_model
+        and len(names) >= _LEAST_FLAGS
+        and all(map(understood, names))
+    )
+
+
+def _addition(node: ast.AST) -> tuple[str, ast.expr] | None:
+    """Return the name of a list and what a node adds to it: +=, append, extend, or x = [*x, ...] and x = x + [...]."""
+    match node:
+        case ast.AugAssign(target=ast.Name(id=name), value=value):
+            return name, value
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="append"), args=[value]):
+            return name, ast.List([value])
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="extend"), args=[value]):
+            return name, value
+        case ast.Assign(
+            targets=[ast.Name(id=name)], value=ast.BinOp(left=ast.Name(id=left), op=ast.Add(), right=value)
+        ) if name == left:
+            return name, value
+        case ast.Assign(
+            targets=[ast.Name(id=name)], value=ast.List(elts=[ast.Starred(value=ast.Name(id=left)), *rest])
+        ) if name == left:
+            return name, ast.List(rest)
+    return None
 
 
 def _names(node: ast.expr) -> tuple[str, str]:

@@ -18,10 +18,13 @@ MOST_DOCUMENTS = 20
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 _BLOCK = re.compile(
-    r"[ \t]*(?:\{\{-?[ \t]*(?:[#/]|(?:if|end|with|range|define)\b|(?P<other>else\b)"
-    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}|\{%-?[ \t]*(?P<another>el)?[^\n]*%\}|\{#.*#\})[ \t]*"
+    r"[ \t]*(?:\{\{-?[ \t]*(?:/\*|(?P<opens>#|(?:if|with|range|define|block)\b)|(?P<ends>/|end\b)|(?P<other>else\b)"
+    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}"
+    r"|\{%[-+]?[ \t]*(?:(?P<start>(?:if|for|block|macro|call|filter|with|raw)\b)|(?P<stop>end)|(?P<another>el))?"
+    r"[^\n]*%\})[ \t]*\\?"
 )
 """A line of a template engine that begins or ends a branch, or stands for lines of any number."""
+_COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
@@ -85,7 +88,7 @@ class Statement(NamedTuple):
 
 def statements(text: str) -> Iterator[Statement]:
     """Yield the commands of a script; BadUsage if a quotation is not closed."""
-    name, words, skip, line = "", list[str](), False, 1
+    name, words, skip, is_split, line = "", list[str](), False, False, 1
     blocks, pattern, tested = _Blocks(), False, False
     text = re.sub(r"\\\s*\Z", "", text)  # the file ends in a continued line
     for token, at in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
@@ -97,10 +100,15 @@ def statements(text: str) -> Iterator[Statement]:
                 if token == "case":
                     words = ["case"]
                 continue
+            if is_split:  # the words of an array
+                yield Statement(name, token.split(), blocks.path(tested), False, line)
+                name, skip, is_split = "", True, False
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
         elif name and ")" not in token:
             continue
+        elif token == "<<<" and "read" in words and any(re.match(r"-[a-z]*a", word) for word in words):
+            name, words, is_split = words[-1], [], True  # read -ra NAME <<< "words of the array"
         elif "<" in token or ">" in token:
             skip = True
         elif pattern and ")" in token and blocks.in_case and not name:
@@ -153,12 +161,34 @@ def filled_templates(text: str) -> str:
     """Replace what a template engine fills in, such as {{ model }}, by a shell's variable."""
     if "{{" not in text and "{%" not in text:
         return text
-    lines, is_other = list[str](), False
-    for line in text.split("\n"):  # only the first branch of a block; lines keep their numbers
+    lines, opened = list[str](), list[bool]()  # True behind an else
+    for line in _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
         block = _BLOCK.fullmatch(line)
-        is_other = bool(block["other"] or block["another"]) if block and not block["same"] else is_other
-        lines.append("" if block or is_other else line)
+        if block and (block["opens"] or block["start"]):
+            opened.append(False)
+        elif block and (block["ends"] or block["stop"]):
+            del opened[-1:]
+        elif block and (block["other"] or block["another"]) and opened:
+            opened[-1] = True
+        is_joined = bool(lines) and lines[-1].endswith("\\")  # the command goes on behind the block
+        is_left_out = any(opened)  # only the first branch is read; lines keep their numbers
+        unseen = "$OTHERWISE \\" if is_left_out and not block and "$OTHERWISE" not in lines[-1] else "\\"
+        indent = line[: len(line) - len(line.lstrip())]
+        lines.append(line if not (block or is_left_out) else f"{indent}{unseen}" if is_joined else "")
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
+
+
+def recipes(text: str) -> str:
+    """Write the recipes of a Makefile or a justfile as commands of a shell, on the same lines."""
+    text = re.sub(r"^([ \t]+)@-?(?=\S)", r"\1", text, flags=re.MULTILINE)
+    text = re.sub(r"\$\((\w+)\)", r"${\1}", text).replace("$$", "$")
+    text = re.sub(r"^(?:export[ \t]+)?(\w+)[ \t]*[?:]?=[ \t]*(.*)$", _assigned, text, flags=re.MULTILINE)
+    return re.sub(r"^[\w./%-][^\n:=]*:(?!=)[^\n=]*$", ":", text, flags=re.MULTILINE)
+
+
+def _assigned(line: re.Match[str]) -> str:
+    value = line[2].strip() if line[2][:1] in ("'", '"') else shlex.quote(line[2].partition(" #")[0].strip())
+    return f"{line[1]}={value}" if line[2].count("'") % 2 == 0 else ":"
 
 
 def variable_name(text: str) -> str:

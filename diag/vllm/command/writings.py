@@ -2,16 +2,18 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
 from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
-from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template
+from diag.vllm.command.hcl import documents as hcl_documents
+from diag.vllm.command.hcl import is_hcl
+from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template, templated
 from diag.vllm.command.python_source import engines, is_parsed, is_python
 from diag.vllm.command.shell import default
 from diag.vllm.flags.registry import known
@@ -26,9 +28,8 @@ _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _SCRIPT_CELL = re.compile(r"\s*%%(?:script[ \t]+)?(?:sh|bash)\b.*")
 _SHELL_LINE = re.compile(r"^[ \t]*(?:!+|%(?:sh|sx|system)[ \t])((?:.*\\\n)*.*)", re.MULTILINE)
-_NOMAD_TASK = re.compile(r'^[ \t]*task[ \t]+"([^"\n]+)"[ \t]*\{', re.MULTILINE)
-_NOMAD_VALUE = re.compile(r'^[ \t]*(\w+)[ \t]*=[ \t]*(\[[^\]]*\]|"(?:[^"\\\n]|\\.)*"|\w+)', re.MULTILINE)
-_NOMAD_TEXT = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+_DATABRICKS = "# Databricks notebook source"
+_HCL = (".tf", ".hcl", ".nomad")
 _QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
 _QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
@@ -49,18 +50,20 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         return _from_dockerfile(text, version)
     is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
     is_code = is_code or text.lstrip().startswith(("import ", "from "))
-    if suffix == ".json" or (not is_code and is_yaml(text)):
-        documents = parse(text, "the text")
-        launches = tuple(containers(documents, version))
+    is_blocks = suffix in _HCL or (not is_code and is_hcl(text))
+    if is_blocks or suffix == ".json" or (not is_code and is_yaml(text)):
+        documents = hcl_documents(text) if is_blocks else parse(text, "the text")
+        launches = templated(containers(documents, version), "" if is_blocks else text)
         for document in () if launches else documents:  # model.json of Triton's vLLM backend has an engine's arguments
             keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
             if "--model" in keys and all(key in known() for key in keys):
                 launches += (Writing("Triton's model.json", serve(command_line(document, version), {})),)
         if not launches:
-            raise NoLaunch(f"{template(text) or 'the YAML has no container that starts vLLM'}: {EXPECTED}")
+            kind = "text" if is_blocks else "YAML"
+            raise NoLaunch(f"{template(text) or f'the {kind} has no container that starts vLLM'}: {EXPECTED}")
         return launches
-    if suffix == ".ipynb":
-        code, shell, guide = _notebook(text)
+    if suffix == ".ipynb" or text.startswith(_DATABRICKS):
+        code, shell, guide = _cells(text)
         written = (("\n".join(shell), ""), (guide, ".md" if "```" in guide else ""))
         told = [Writing("a notebook", part, is_here=not end, suffix=end) for part, end in written if "vllm" in part]
         with suppress(BadUsage):
@@ -71,8 +74,6 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         return tuple(told or [Writing("a notebook", "\n".join(code), is_here=True)])
     if _QUADLET.search(text):
         return _from_quadlet(text)
-    if not is_code and _NOMAD_TASK.search(text):
-        return tuple(_from_nomad(text, version))
     is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
     if is_source or (suffix != ".sh" and is_python(text)):
         launches = tuple(engines(text, version))
@@ -100,48 +101,20 @@ def _from_quadlet(text: str) -> tuple[Writing, ...]:
     return (Writing("a quadlet", shlex.join([*words, image, *program])),)
 
 
-def _from_nomad(text: str, version: str) -> Iterator[Writing]:
-    """Yield the tasks of a Nomad job, read as services of Compose; nothing but their GPUs is known of the container."""
-    for task in _NOMAD_TASK.finditer(text):
-        body = text[task.end() : _closed(text, task.end())]
-        config, environment = _nomad_block(body, "config"), _nomad_block(body, "env")
-        gpus = str(_nomad_block(body, 'device[ \t]+"nvidia/gpu[^"\n]*"').get("count", "1" * ('"nvidia/gpu' in body)))
-        words = [*filter(None, [config.get("command")]), *(config.get("args") or ())]
-        service = {"image": config.get("image"), "entrypoint": config.get("entrypoint"), "command": words}
-        for writing in containers([{"services": {task[1]: {**service, "environment": environment}}}], version):
-            around = Container("Nomad task", shared_memory=None, is_whole=False, gpus_by="device")
-            around = around._replace(gpus=int(gpus) if gpus.isdigit() else None)
-            yield writing._replace(name="a Nomad task", container=around, line=text.count("\n", 0, task.end()) + 1)
-
-
-def _nomad_block(text: str, name: str) -> dict[str, Any]:
-    """Return the texts and the lists of a block; a value that Nomad fills in is a variable."""
-    opened = re.search(rf"^[ \t]*{name}[ \t]*\{{", text, re.MULTILINE)
-    block = text[opened.end() : _closed(text, opened.end())] if opened else ""
-    values: dict[str, Any] = {}
-    for key, value in _NOMAD_VALUE.findall(block):
-        parts = [part.replace('\\"', '"') for part in _NOMAD_TEXT.findall(value)]
-        values[key] = parts if value.startswith("[") else (parts or [value])[0]
-    return values
-
-
-def _closed(text: str, start: int) -> int:
-    """Return the place of the brace that closes a block, the end of the text if none does."""
-    depth = 1
-    for brace in re.compile(r'"(?:[^"\\\n]|\\.)*"|[{}]').finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if not depth:
-            return brace.start()
-    return len(text)
-
-
-def _notebook(text: str) -> tuple[list[str], list[str], str]:
+def _cells(text: str) -> tuple[list[str], list[str], str]:
     """Return the cells of a notebook with code, their lines for a shell, which begin with !, and its prose."""
+    if text.startswith(_DATABRICKS):
+        parts = re.split(r"^# COMMAND -+$", re.sub(r"^# MAGIC ?", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+        return _sorted_cells([("code", part.strip()) for part in parts])
     try:
         cells = parse_json(text).get("cells", [])
         cells = [(cell.get("cell_type"), "".join(cell.get("source", ""))) for cell in cells]
     except (ValueError, RecursionError, AttributeError, TypeError):
         raise BadUsage("the notebook cannot be read: it is no JSON") from None
+    return _sorted_cells(cells)
+
+
+def _sorted_cells(cells: Sequence[tuple[str, str]]) -> tuple[list[str], list[str], str]:
     code, prose = ([text for kind, text in cells if kind == wanted] for wanted in ("code", "markdown"))
     scripts = [_SCRIPT_CELL.sub("", text) for text in code if _SCRIPT_CELL.match(text)]
     lines = [line for text in code if not _SCRIPT_CELL.match(text) for line in _SHELL_LINE.findall(text)]

@@ -140,7 +140,8 @@ def understood(word: str, version: str = "") -> Option | None:
     option: Option | None = None
     if word.startswith("-O"):
         level = known()["--optimization-level"]
-        option = Option(known()["--compilation-config"] if word == "-O" or not level.in_release(version) else level)
+        is_level = word != "-O" and level.in_release(version)
+        option = Option(level) if is_level else Option(known()["--compilation-config"], key=key)
     elif not name.startswith("--"):
         option = Option(_short()[name], key=key) if name in _short() else None
     else:

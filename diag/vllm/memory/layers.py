@@ -62,7 +62,10 @@ def kinds(config: Config, family: Architecture, count: int) -> list[LayerKind]:
 def _chosen(config: Config, family: Architecture, count: int) -> Callable[[int], LayerKind] | None:
     """Return the kind by layer from the fields that name some layers by number; None without such fields."""
     other: LayerKind = "linear"
-    if family.linear and not config.has(*_BY_NUMBER):
+    if config.has("layer_group_size"):  # Ling; layers beyond the last whole group attend to everything
+        group = config.size("layer_group_size", 1)
+        return lambda at: "full" if (at + 1) % group == 0 or at >= count // group * group else "linear"
+    if family.linear and not config.has(*_BY_NUMBER, "attn_type_list"):
         return lambda at: "linear"
     for field, full in (("attn_type_list", 1), ("hybrid_layer_pattern", 0)):
         if flags := config.list(field):

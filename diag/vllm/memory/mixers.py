@@ -221,15 +221,20 @@ def gated_delta_net(config: Config) -> Mixer:
 
 def kimi_delta_attention(config: Config) -> Mixer:
     nested = Config(config.part("linear_attn_config"), config.place)
-    hidden = config.size("hidden_size")
-    heads = nested.size("num_heads", config.size("linear_num_heads", 32))
-    size = nested.size("head_dim", config.size("linear_head_dim", 128))
+    hidden, whole = config.size("hidden_size"), config.switch("no_kda_lora")  # Ling 3.0
+    heads = nested.size(
+        "num_heads", config.size("linear_num_heads", config.size("num_attention_heads") if whole else 32)
+    )
+    size = nested.size("head_dim", config.size("linear_head_dim", config.size("head_dim", 128)))
     kernel = nested.size("short_conv_kernel_size", config.size("linear_conv_kernel_dim", 4))
     inner = heads * size
-    parts = (
-        linear(3 * hidden * inner, *(f"self_attn.{name}_proj" for name in "qkv")),
+    lora = (
         linear(2 * hidden * size, "self_attn.f_a_proj", "self_attn.g_a_proj", ways=1),
         linear(2 * size * inner, "self_attn.f_b_proj", "self_attn.g_b_proj"),
+    )
+    parts = (
+        linear(3 * hidden * inner, *(f"self_attn.{name}_proj" for name in "qkv")),
+        *((linear(2 * hidden * inner, "self_attn.f_proj", "self_attn.g_proj"),) if whole else lora),
         linear(hidden * heads, "self_attn.b_proj"),
         linear(inner * hidden, "self_attn.o_proj"),
         WeightPart(inner * (3 * kernel + 1) + heads, MOST_WAYS),

@@ -26,7 +26,7 @@ from diag.vllm.memory.config import MOST, TEXT_PARTS, Config, quote, unread_fiel
 from diag.vllm.memory.layers import experts, kind_names, stack
 from diag.vllm.memory.parts import Experts, Layer, Mixer, UnknownLayers, WeightPart
 from diag.vllm.memory.quantization import Modules, mixed_precision, modules, unquantized, with_experts
-from diag.vllm.memory.shapes import closest, find_shape, unsized
+from diag.vllm.memory.shapes import closest, find_shape, members, unsized
 
 MOST_BYTES = 4 * MIB
 """Most bytes of a config.json; the largest hold a few hundred kilobytes of quantization rules."""
@@ -188,6 +188,8 @@ def load(name: str, command: Command, revision: str = "", version: str = "") -> 
             return model
         if reason := unsized(name):
             raise BadUsage(f"{quote(redaction.name(name))} {reason}") from error
+        if sizes := members(name):
+            raise BadUsage(f"{quote(redaction.name(name))} names no size: diag knows {', '.join(sizes)}") from error
         near = closest(name)
         raise BadUsage(f"{error}{f'; the closest shape that diag knows is {near}' if near else ''}") from error
 

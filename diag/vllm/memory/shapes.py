@@ -51,14 +51,15 @@ class Tune(NamedTuple):
 
 
 class _NameTables(NamedTuple):
-    """The tables of names.toml; `unsized` has the reasons by the words of what has no shape."""
+    """The tables of names.toml; `unsized` has the words of what has no shape by the reasons."""
 
     same_shape: tuple[str, ...]
     other_shape: tuple[str, ...]
+    other_size: tuple[str, ...]
     format: re.Pattern[str]
     spelling: Mapping[str, str]
     tune: tuple[Tune, ...]
-    unsized: Mapping[str, str]
+    unsized: Mapping[str, tuple[str, ...]]
 
 
 @cache
@@ -79,8 +80,9 @@ def launch_flags(name: str) -> Mapping[str, str]:
 
 def unsized(name: str) -> str:
     """Return why no shape is looked for by a name, as the end of a sentence; "" for a name that may have one."""
-    plain = name.lower().replace("_", "-")
-    return next((reason for words, reason in _names().unsized.items() if re.search(words, plain)), "")
+    plain = name.lower().replace("_", "-").removeprefix("~")
+    reasons = _names().unsized.items()
+    return next((reason for reason, words in reasons if re.search("|".join(words), plain)), "")
 
 
 def repositories() -> tuple[str, ...]:
@@ -113,7 +115,11 @@ def find_shape(name: str) -> NamedShape | None:
     respelled = name.lower()
     for words, instead in _names().spelling.items():
         respelled = re.sub(words, instead, respelled)
-    return _find(name) or (_find(respelled) if respelled != name.lower() else None)
+    found = _find(name)
+    if respelled != name.lower() and (found is None or found.tune):
+        instead_found = _find(respelled)
+        return instead_found if instead_found and not (found and instead_found.tune) else found
+    return found
 
 
 def _find(name: str) -> NamedShape | None:
@@ -173,8 +179,15 @@ def _families() -> Mapping[tuple[str, ...], str]:
     return {**brief, **whole}
 
 
+@cache
+def _generations() -> Mapping[tuple[str, ...], str]:
+    """Return the rows whose words are a family and its generation without a size (GLM 4.6, Kimi K2), by these words."""
+    rows = {tuple(_words(name)): name for name in reversed(repositories())}
+    return {words: name for words, name in rows.items() if words[1:] and words[0].isalpha() and not _sizes(words)}
+
+
 def _tuned(name: str) -> NamedShape | None:
-    """Find the shape of a fine-tune: by names.toml, or by a family, a generation and a size among its words."""
+    """Find the shape of a fine-tune: by names.toml, or by a family, a generation and its size, if any, in its words."""
     last = re.sub(r"[_:\s]", "-", name.rpartition("/")[2].lower())
     words, other = _words(name), _names().other_shape
     if len(words) > _MOST_WORDS:
@@ -188,7 +201,23 @@ def _tuned(name: str) -> NamedShape | None:
         match = re.search(rf"(?<![a-z0-9.])(?:{tune.words})(?![a-z0-9])", last)
         if match and not set(words) & set(other) and (shape := _find(match.expand(tune.like))):
             return shape._replace(tune=tune.source, partial=True)
+    begins = [span for span in _generations() if tuple(words[: len(span)]) == span]
+    if span := max(begins, key=len, default=()):
+        added = words[len(span) :]
+        if "".join(added[:1] or "a").isalpha() and not (_sizes(added) or set(added) & {*other, *_names().other_size}):
+            row = _generations()[span]
+            return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and generation in it")
     return None
+
+
+def members(name: str) -> tuple[str, ...]:
+    """Return a model of each size of a family by its name without a size (Qwen/Qwen3)."""
+    words = tuple(_words(name))
+    sized: dict[str, str] = {}
+    for spelled, row in sorted(_families().items(), key=lambda family: len(family[1])):
+        if words and not _sizes(words) and spelled[: len(words)] == words and _SIZE.fullmatch(spelled[len(words)]):
+            sized.setdefault(spelled[len(words)], row)
+    return tuple(sized[size] for size in sorted(sized, key=_number))
 
 
 def closest(name: str) -> str:

@@ -1,0 +1,128 @@
+"""Read the values of a Helm chart whose templates are not known: a model, keys called as flags, and arguments."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from diag.vllm.command.command import NOTATIONS, command_line, flag, split
+from diag.vllm.command.container import Container, inner, read_pod
+from diag.vllm.flags.registry import known, release
+
+_APART = re.compile("|".join(NOTATIONS["chart_apart"]), re.IGNORECASE)
+_LISTS = re.compile(r"model|engine|server|instance|replica|deployment", re.IGNORECASE)
+_MODEL = re.compile(
+    r"(?:hf|vllm|base|default|huggingface)?_?(?:model(?:_?(?:name|id|ur[il]|path|repo|repository|source))?|name(?<=facename))",
+    re.IGNORECASE,
+)
+_WITHIN_MODEL = ("name", "id", "repo", "repoId", "path", "huggingfaceName", "uri")
+_ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
+_SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")
+_MOST = 2000
+_DEEPEST = 6
+
+
+class Engine(NamedTuple):
+    """A server that a chart starts: the words of vLLM, its environment, image, container and name."""
+
+    words: tuple[str, ...]
+    environment: Any
+    image: str
+    container: Container
+    name: str
+
+
+class _Found:
+    """Settings of one server in the values.
+
+    `about` is True if a name in them is that of vLLM, `is_open` if a setting of the server is not understood.
+    """
+
+    def __init__(self) -> None:
+        self.models, self.flags, self.words = list[str](), dict[str, Any](), list[str]()
+        self.image, self.environment, self.resources = "", None, dict[str, Any]()
+        self.about = self.has_key = self.is_open = False
+        self.left = _MOST
+
+
+def engines(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
+    """Yield the servers of a chart's values; each of a list of models is one, with what stands beside the list."""
+    for key, child in values.items():
+        if _LISTS.search(str(key)) and isinstance(child, list):
+            rest = {name: value for name, value in values.items() if name != key}
+            made = [
+                one for item in child[:_DEEPEST] if isinstance(item, dict) for one in _engine({**rest, **item}, version)
+            ]
+            if made:
+                yield from made
+                return
+    yield from _engine(values, version)
+
+
+def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
+    found = _Found()
+    _walk(values, "", found, 0)
+    models = sorted(found.models, key=lambda name: "/" not in name)  # an alias stands beside the model
+    listed, place = (
+        found.words,
+        next((at for at, word in enumerate(found.words) if re.match("--model(=|$)", word)), None),
+    )
+    if place is not None:  # the templates know whether it is a word of `vllm serve`, or an option of the entry point
+        is_joined = "=" in listed[place]
+        named = listed[place].partition("=")[2] if is_joined else "".join(listed[place + 1 : place + 2])
+        is_filled = bool(re.search(r"\$|\{\{", named))  # --model={{ .Values.vllm.model }}
+        models = [*models, named] if is_filled else [named]
+        listed = [*listed[:place], *listed[place + 2 - is_joined :]]
+    flags = [word for word in listed if word.startswith("--")]
+    is_named = found.about or "vllm" in found.image
+    is_vllm = is_named or (
+        flags and models and "/" in models[0] and all(word.partition("=")[0] in known() for word in flags)
+    )
+    count = len(found.flags) + len(flags)
+    if not is_vllm or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
+        return
+    model = {"model": models[0] if models else "$MODEL"}
+    tag = re.search(r":v?(\d+\.\d+\.\d+)", found.image)
+    for key in list(found.flags):  # a key that the templates use otherwise
+        if tag and release(known()[flag(key)].first) > release(tag[1]):
+            del found.flags[key]
+    pod = read_pod({}, {"resources": found.resources}, (), is_whole=False)
+    is_public = inner(values, "service").get("type") in ("LoadBalancer", "NodePort") and not found.has_key
+    line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
+    pod = pod._replace(shared_memory=None, is_public=is_public)
+    yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))
+
+
+def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> None:
+    """Collect what a node of the values says; parts that are about something else are left out."""
+    for key, child in node.items():
+        name = str(key)
+        found.left -= 1
+        is_unset = isinstance(child, int | float) and child < 0
+        if found.left < 0 or is_unset or child in (None, "", [], {}):
+            continue
+        found.has_key = found.has_key or "apikey" in re.sub(r"[-_]", "", name.lower())
+        if name == "resources" and isinstance(child, dict):
+            found.resources = found.resources or child
+        elif name in ("env", "extraEnv", "environment"):
+            found.environment = found.environment or child
+        elif name == "image" and "vllm" not in found.image:
+            image = (
+                f"{child.get('repository') or ''}:{child.get('tag') or ''}" if isinstance(child, dict) else str(child)
+            )
+            found.image = image.removesuffix(":") if image[:1] != ":" else found.image
+        elif _APART.search(name):
+            continue
+        elif _ARGUMENTS.fullmatch(name) and any(word.startswith("-") for word in split(child)):
+            found.words += split(child)
+            found.has_key = found.has_key or "--api-key" in found.words
+        elif isinstance(child, dict) and depth < _DEEPEST:
+            found.about = found.about or "vllm" in name.lower()
+            _walk(child, name, found, depth + 1)
+        elif isinstance(child, str | int | float):
+            is_model = _MODEL.fullmatch(name) or (under.lower() == "model" and name in _WITHIN_MODEL)
+            if is_model and isinstance(child, str):
+                found.models.append(child)
+            elif flag(name) in known() and (flag(name).count("-") > 2 or flag(name) in _SHORT):
+                found.flags.setdefault(name, child)
+            elif re.search("vllm|engine|arg", under, re.IGNORECASE):
+                found.is_open = True
