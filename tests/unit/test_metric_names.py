@@ -129,7 +129,7 @@ def test_a_renamed_metric_is_one_line_in_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metrics", "ends"),
     [
-        ({"vllm:time_per_output_token_seconds_bucket", "vllm:inter_token_latency_seconds_sum"}, ("0.11.0", "0.14.1")),
+        ({"vllm:time_per_output_token_seconds_bucket", "vllm:inter_token_latency_seconds_sum"}, ("0.10.2", "0.14.1")),
         ({"vllm:admission_rejections_total", "vllm:kv_cache_usage_perc", "up"}, ("0.32.0", "")),
         ({"vllm:gpu_cache_usage_perc", "vllm:admission_rejections_total"}, ("", "")),  # a gateway renames some
         (set[str](), ("", "")),
