@@ -32,7 +32,7 @@ diag explain TEXT, where TEXT is one of
   a lint rule, a check  docs/lint-rules.md, docs/preflight.md
 
 """
-METRIC = re.compile(rf"(?:{OWN}|diag_|http_)?[a-z][a-z0-9]*(?:_\w+)+")
+METRIC = re.compile(rf"(?:{OWN}|diag_|http_)?[a-z][a-z0-9]*_\w+")
 SERIES = r"(?:_bucket|_sum|_count|_total)?"
 
 
