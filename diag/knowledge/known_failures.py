@@ -55,9 +55,10 @@ _GIVEN = re.compile(r"non-default args: \{(?P<args>.*)\}")
 _FLAG = re.compile(r"(?<![\w-])(?P<name>--[a-z][a-z0-9-]+)(?P<other>[^();,]{0,40}\((?:since|before|\d))?")
 """An option in an advice; in brackets may stand since when vLLM has it."""
 _VARIABLE = re.compile(
+    r"(?P<of>[Bb]efore(?: it| \d[\d.]*)?,?(?: with| unset)? )?"
     r"\b(?P<name>VLLM_[A-Z\d_]+)(?:=[\w./:-]*\w)?(?P<other> \((?:since|before|to|from|V1|\d)| before \d)?"
 )
-"""A variable of vLLM's; in brackets may stand which releases have it."""
+"""A variable of vLLM's; in front of it or in brackets may stand which releases have it."""
 _REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take|instead|in place of")
 _OF_CONTAINER = re.compile(r"docker|container")
 _UPGRADE = re.compile(r"\b([Uu]pgrade vLLM)\b")
@@ -424,7 +425,7 @@ def _reads(at: tuple[int, ...], variable: re.Match[str]) -> bool:
     """Return True if a release reads a variable of vLLM's, or reads one that a clause names for other releases."""
     first, last = variables().get(variable["name"], ("", ""))
     is_read = release(first) <= at and (not last or at <= release(last) or last == versions()[-1])
-    return not first or is_read or bool(variable["other"])
+    return not first or is_read or bool(variable["of"] or variable["other"])
 
 
 def is_refuted(clause: str, near: str) -> bool:

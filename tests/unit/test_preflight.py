@@ -423,6 +423,7 @@ def test_each_check_has_a_page_and_a_line_in_the_reference(id: str) -> None:
 def judged_after(change: str, id: str, known: PreflightFacts) -> str:
     """The states of a check in a process of its own that has changed its limits or its user, unprivileged as root."""
     code = "import os, resource, pickle, sys; from diag.preflight.checks import CHECKS;"
+    code += "import diag.vllm.command.secret_search;"  # while its files may be read
     code += f"from diag.preflight.checks import results; f = pickle.load(sys.stdin.buffer); {change};"
     code += f"print(*[r.state for r in results(CHECKS['{id}'], f)])"
     given = pickle.dumps(replace(known, incidents=()))

@@ -383,8 +383,9 @@ class Replay:
         A time that is constant in the recording, such as the server's start, is not moved by later turns.
         """
         turn, elapsed = divmod((now - self._begin) * self._speed, self.length)
+        held = 0.0
         if turn and not self._again:
-            turn, elapsed = 0.0, self.length
+            held, turn, elapsed = turn - 1 + elapsed / self.length, 0.0, self.length
         place = bisect_right(self._scrapes, self.first + elapsed, key=lambda scrape: scrape.at)
         scrape = self._scrapes[max(0, place - 1)]
 
@@ -396,6 +397,8 @@ class Replay:
             growth = self._growth.get(series, 0.0)
             if value >= _LEAST_UNIX and _MOMENT.search(name):
                 lines.append(b"%s %.17g" % (series, self.moment(value, int(turn) if growth else 0)))
+            elif held and name == b"process_cpu_seconds_total":  # the API server of a hung engine goes on
+                lines.append(b"%s %.17g" % (series, value + held * growth))
             elif turn and name in growing:
                 lines.append(b"%s %.17g" % (series, value + int(turn) * growth))
             else:
