@@ -1,11 +1,15 @@
 """A server that is being started is not dead, however long it takes; one that crashes again and again is in a loop."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import rewriting
 from support.paths import RECORDINGS
 from support.scenarios import Beside, crashed, found, judge, log, present, workers
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
 
 DIED = next(iter(rewriting.scrapes("engine_dead")))[0]
 """The first scrape; its server was killed 24 s later."""
@@ -71,6 +75,22 @@ def test_a_server_without_a_log_is_in_a_loop_when_its_process_was_replaced_three
 
     assert "crash_loop" in present(judge(tmp_path, "engine_dead", replaced(3)))
     assert "crash_loop" not in present(judge(tmp_path, "engine_dead", replaced(2)))
+
+
+@pytest.mark.parametrize("begun", [lambda at: at // 10, lambda at: at // 10 % 2])
+def test_two_servers_that_answer_at_one_address_in_turn_are_in_no_loop(
+    tmp_path: Path, begun: Callable[[float], float]
+) -> None:
+    pages = [*rewriting.scrapes("healthy")]
+    first = pages[0][0]
+    turns = [
+        (time, host, rewriting.with_value(page, "process_start_time_seconds", f"{first - 900 + begun(time - first)}"))
+        for time, host, page in pages
+    ]
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", turns))]))
+    assert ("crash_loop" in present(report), report.verdict) == (
+        (True, "critical") if begun(40) > 1 else (False, "no_incident")
+    )
 
 
 FAILED_START = "usage: api_server.py [-h]\napi_server.py: error: unrecognized arguments: --max-num-sequences\n"

@@ -317,7 +317,8 @@ def test_a_manifest_holds_the_command_of_a_container(text: str, tmp_path: Path) 
     command = read(str(tmp_path / "m.yaml"))
     assert (command.model, command.get("--port")) == ("org/m", "1")
     assert command.image == "vllm/vllm-openai:v0.9.2"
-    assert command.environment == {"VLLM_USE_V1": "0"}
+    of_a_secret = {"HF_TOKEN": "${HF_TOKEN}"} if "secretKeyRef" in text else {}
+    assert command.environment == {"VLLM_USE_V1": "0", **of_a_secret}
 
 
 def test_a_container_that_runs_another_program_is_no_server(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from diag.core.errors import BadUsage, NoFile, NoLaunch
 
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
 IMAGE = "image: vllm/vllm-openai:v0.25.1"
+AGAIN = "weights_are_downloaded_again"
 
 
 def compose(*services: str) -> str:
@@ -956,6 +957,20 @@ TABLE = {
         "s.yaml",
         "resources:\n  accelerators: L4:1\n  ports: 8000\nrun: |\n  vllm serve google/gemma-2-2b\n",
         [{"public_without_a_key": 1, "gated_model_without_a_token": 1}],
+    ),
+    "a token of the host": (
+        "c.yaml",
+        compose(
+            service("--model google/gemma-2-2b", GPU % "device_ids: ['0']", "environment: [HF_TOKEN]"),
+            service("--model google/gemma-2-2b", GPU % "device_ids: ['1']", "environment: {HF_TOKEN: }"),
+            service("--model google/gemma-2-2b", GPU % "device_ids: ['2']"),
+        ),
+        [{AGAIN: 1}, {AGAIN: 1}, {AGAIN: 1, "gated_model_without_a_token": 1}],
+    ),
+    "a token of a secret": (
+        "p.yaml",
+        pod("--model, google/gemma-2-2b", ", env: [{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: a, key: b}}}]"),
+        [{AGAIN: 1}],
     ),
     "a cloud's port with secrets": (
         "s.yaml",

@@ -649,15 +649,16 @@ def _variables(node: Mapping[str, Any]) -> tuple[list[str], dict[str, str]]:
     """Return the options of `docker run` that set a container's variables, and the variables that are written out."""
     entries = node.get("env", node.get("environment"))
     if isinstance(entries, dict):
-        entries = [f"{name}={value}" for name, value in entries.items() if value is not None]
+        entries = [{"name": name, **({} if value is None else {"value": value})} for name, value in entries.items()]
     options, environment = list[str](), dict[str, str]()
     for entry in entries if isinstance(entries, list) else ():
-        by_name = isinstance(entry, dict) and "value" in entry
-        pair = f"{entry.get('name', entry.get('key'))}={entry['value']}" if by_name else entry
-        if isinstance(pair, str) and "=" in pair:
+        name = entry.get("name", entry.get("key")) if isinstance(entry, dict) else entry
+        pair = f"{name}={entry['value']}" if isinstance(entry, dict) and "value" in entry else name
+        if isinstance(pair, str):  # without a value: of a secret, or of the host
             options += ["-e", pair]
-            key, _, value = pair.partition("=")
-            environment[key] = value
+            key, is_set, value = pair.partition("=")
+            if is_set:
+                environment[key] = value
     files = node.get("env_file")
     unseen = [str(file) for file in (files if isinstance(files, list) else [files] if files else [])]
     unseen += [str(inner(entry, kind).get("name")) for entry in items(node, "envFrom") for kind in entry]

@@ -647,7 +647,9 @@ def _comma(text: str) -> list[str]:
 def _assignments(words: Sequence[str]) -> dict[str, str]:
     """Return the variables that words set: NAME=value, export NAME=value, -e NAME=value, a unit's Environment=."""
     matches = (_ASSIGNMENT.fullmatch(word) for word in words)
-    return {assignment[1]: assignment[2] for assignment in matches if assignment and assignment[1] != "ExecStart"}
+    written = {assignment[1]: assignment[2] for assignment in matches if assignment and assignment[1] != "ExecStart"}
+    passed = [name for option, name in pairwise(words) if option in ("-e", "--env") and name.isidentifier()]
+    return {**{name: f"${{{name}}}" for name in passed}, **written}  # passed on: of the host, or of a secret
 
 
 def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
