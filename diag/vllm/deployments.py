@@ -118,7 +118,9 @@ def deployment(
     """Return a deployment with the ceilings of a load; `concurrency` None: as many requests as it holds."""
     setup = page.setup
     engines = replicas * setup.data
-    requests = held(page) * engines
+    # each request needs a block for its state, for which `sized` may have lowered the default
+    needs_blocks = setup.default_sequences and state_blocks_needed(model, setup) > 0
+    requests = min(held(page), setup.sequences if needs_blocks else held(page)) * engines
     batch = min(requests, setup.sequences * engines, concurrency or requests)
     plain = Deployment(gpu, setup, page, requests, batch, replicas=replicas, **changed)
     is_spread = setup.pipeline > 1 or (bool(model.experts) and setup.data > 1)  # all-to-all is not modelled

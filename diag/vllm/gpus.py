@@ -97,6 +97,10 @@ def named(name: str) -> GpuModel:
     """Find a GPU by its name; BadUsage with the known names if there is none."""
     if gpu := find(name):
         return gpu
+    if _without_sheet(name):
+        raise BadUsage(
+            f"only the memory of {name[:60]} is known, not its speed; diag budget MODEL --gpu tells what fits"
+        )
     hint = did_you_mean(_normalized(name), gpus()) or f" (known: {', '.join(gpus())})"
     raise BadUsage(f"unknown GPU {name[:60]!r}{hint}")
 

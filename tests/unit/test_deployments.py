@@ -132,6 +132,15 @@ def test_the_answer_is_line_1_with_the_least_gpus_that_hold_the_load() -> None:
     assert str(said["launch"]).endswith("--tensor-parallel-size 4 --max-model-len 4000 --kv-cache-dtype fp8")
 
 
+def test_a_launch_holds_no_more_requests_than_its_states() -> None:
+    """Was: 4 x H100 with --max-num-seqs 2 "holds 8 requests, with room for 35"."""
+    options = BudgetOptions("nvidia/Qwen3.5-397B-A17B-NVFP4-V2", "h100", context="8k", concurrency=8)  # of any release
+    said = json.loads(run(options, as_json=True)[0])
+    for one in said["configurations"]:
+        least = re.search(r"--max-num-seqs (\d+)", one["flags"])
+        assert least is None or one["requests"] <= int(least[1]) * one["replicas"]
+
+
 def test_rows_of_awq_on_t4_are_for_one_load() -> None:
     """Was: 1,621 tokens/s in the table and 3,119 for the same launch among the offers."""
     page, _ = sized("vllm serve Qwen/Qwen2.5-7B-Instruct-AWQ", "t4", "4k", 32)
