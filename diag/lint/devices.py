@@ -69,9 +69,8 @@ def no_such_key(target: LintTarget) -> Iterator[Match]:
             near = did_you_mean(key, keys.known)
             if "." not in key and key not in (*keys.known, *keys.former) and (near or is_listed) and not is_open(key):
                 which = f"{target.version} has no such key" if is_listed else "no release that was read has this key"
-                name = (
-                    f"{keys.flag}.{key[:40]}" if near or key in keys.never else f"a key of {keys.flag}"
-                )  # or a secret
+                is_shown = near or key in keys.never  # another one may be a secret
+                name = f"{keys.flag}.{key[:40]}" if is_shown else f"a key of {keys.flag}"
                 yield Match(f"{name}: {which}{near}", severity=None if is_listed else "warning")
 
 

@@ -62,10 +62,8 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     found = _Found()
     _walk(values, "", found, 0)
     models = sorted(found.models, key=lambda name: "/" not in name)  # an alias stands beside the model
-    listed, place = (
-        found.words,
-        next((at for at, word in enumerate(found.words) if re.match("--model(=|$)", word)), None),
-    )
+    listed = found.words
+    place = next((at for at, word in enumerate(listed) if re.match("--model(=|$)", word)), None)
     if place is not None:  # the templates know whether it is a word of `vllm serve`, or an option of the entry point
         is_joined = "=" in listed[place]
         named = listed[place].partition("=")[2] if is_joined else "".join(listed[place + 1 : place + 2])
