@@ -172,7 +172,8 @@ def found_nothing(report: Report) -> str:
         if len(report.observed.endings) == 1:
             _, ending = report.observed.endings[0]
             load = f"last load: {ending.load}" if ending.load else "it has no stats line, so load was not judged"
-            failed = f", {ending.failed} of its last {plural(ending.answered, 'answer')} HTTP 5xx"
+            refused = f" and {ending.refused} HTTP 4xx" if ending.refused else ""
+            failed = f", {ending.failed} of its last {plural(ending.answered, 'answer')} HTTP 5xx{refused}"
             load += failed if ending.answered else ""
         return f"{found} is in the log up to its end; {load}; no server was asked"
     found = "no incident with an impact found" if report.present else "no incident found"
