@@ -35,7 +35,7 @@ MANY, FEW = 3, 1
 """Parts that are dropped from each of the eight recordings and from each further one; bench/dropped.py drops all."""
 HIDDEN = {
     "kv_cascade": ("vllm:kv_cache_usage_perc", "vllm:num_preemptions"),
-    "engine_stalled": ("vllm:kv_cache_usage_perc",),
+    "engine_stalled": ("vllm:kv_cache_usage_perc", "vllm:request_prefill_time_seconds"),
 }
 """Families without which an ill server was HEALTHY once: always dropped."""
 
