@@ -80,7 +80,7 @@ def launch_flags(name: str) -> Mapping[str, str]:
 
 def unsized(name: str) -> str:
     """Return why no shape is looked for by a name, as the end of a sentence; "" for a name that may have one."""
-    plain = name.lower().replace("_", "-").removeprefix("~")
+    plain = re.sub(r"[_\s]", "-", name.lower()).removeprefix("~")
     reasons = _names().unsized.items()
     return next((reason for reason, words in reasons if re.search("|".join(words), plain)), "")
 
@@ -199,7 +199,8 @@ def _tuned(name: str) -> NamedShape | None:
             return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
     for tune in _names().tune:
         match = re.search(rf"(?<![a-z0-9.])(?:{tune.words})(?![a-z0-9])", last)
-        if match and not set(words) & set(other) and (shape := _find(match.expand(tune.like))):
+        unnamed = set(other) - set(re.findall(r"[a-z0-9]+", tune.words))
+        if match and not set(words) & unnamed and (shape := _find(match.expand(tune.like))):
             return shape._replace(tune=tune.source, partial=True)
     begins = [span for span in _generations() if tuple(words[: len(span)]) == span]
     if span := max(begins, key=len, default=()):
