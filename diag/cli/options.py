@@ -8,7 +8,7 @@ unchanged.
 import inspect
 import math
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -124,6 +124,14 @@ def _complete_id(start: str) -> list[str]:
 
 class CommandHelp(TyperCommand):
     """Plain help, which needs no rich: options in their named groups, and the notes below them line by line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option with one value that is given twice: click takes the last one without a word."""
+        given = Counter(self.make_parser(ctx).parse_args(list(args))[2])
+        for option, times in given.items():
+            if times > 1 and option.param_type_name == "option" and not (option.multiple or option.is_flag):
+                raise BadUsage(f"{option.opts[0]} is given {times} times but takes one value")
+        return list(super().parse_args(ctx, args))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Show a required argument without braces."""

@@ -19,6 +19,7 @@ from diag import promql
 from diag.commands.observe import ObserveOptions, observe
 from diag.commands.options import BudgetOptions
 from diag.core.contract import Contract
+from diag.core.declarations import did_you_mean
 from diag.core.errors import BadUsage
 from diag.core.files import exists, expanded
 from diag.core.formatting import GIB, gibibytes, printable
@@ -38,7 +39,7 @@ from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
 from diag.vllm.memory.model import Model, is_folder, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
-from diag.vllm.memory.shapes import launch_flags
+from diag.vllm.memory.shapes import launch_flags, served_name
 from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
@@ -76,7 +77,8 @@ def launch(words: Sequence[str]) -> str:
     if unknown := next(
         (word for word in words if re.match("--?[A-Za-z]", word) and not understood(word.partition("=")[0])), ""
     ):
-        raise BadUsage(f"no such option of diag budget, nor of vLLM: {printable(unknown, 60)}")
+        hint = did_you_mean(unknown, (f"--{name.replace('_', '-')}" for name in BudgetOptions._fields))
+        raise BadUsage(f"no such option of diag budget, nor of vLLM: {printable(unknown, 60)}{hint}")
     program = next((word for word in words if "=" not in word), "").rpartition("/")[2]
     if re.fullmatch(r"vllm|python[\d.]*|docker|podman|uvx?|srun", program):
         return shlex.join(words)
@@ -364,7 +366,8 @@ def _launch(model: Model, started: Command, best: Deployment, length: int | None
     added = [*divided, *context, *needed, *best.flags.split(), *(spread.first.split() if spread else ())]
     replaced = {at for option in started.given if option.name in added for at in option.words}
     printed = masked(started)  # it keeps its number of words
-    words = (word for at, word in enumerate(printed.words) if at not in replaced)
+    name = served_name(started.model) if model.facts else started.model
+    words = (name if word == started.model else word for at, word in enumerate(printed.words) if at not in replaced)
     return printed._replace(words=(*words, *added)).written()
 
 

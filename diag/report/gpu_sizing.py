@@ -10,7 +10,7 @@ from diag.core.formatting import GIB, gibibytes, plural, quantity
 from diag.report.documents import Document
 from diag.report.layout import paragraph, table
 from diag.vllm.deployments import Deployment, Sizing
-from diag.vllm.memory.ledger import Ledger
+from diag.vllm.memory.ledger import Ledger, uncounted
 from diag.vllm.work import REACHED
 
 EXACT = 0.002
@@ -19,6 +19,7 @@ MOST_COLUMNS = 94
 """Columns of a line of a command, without its margin."""
 WIDE = 0.2
 """A range that is wider than this share of the estimate is explained: the estimate is off by 10 % at its ends."""
+_UNKNOWN = "unknown"
 _FITS = {"fits": "yes", "cannot tell": "perhaps", "does not fit": "no"}
 
 
@@ -82,6 +83,8 @@ def render_budget(budget: Budget) -> str:
 
     if ledger.verdict != "fits" and ledger.kv_cache and ledger.layout:
         heading = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"
+        if uncounted(ledger):
+            heading = heading.replace("make", "may make").replace("makes", "make")
         if not budget.suggestions:
             heading = "  No single change that diag can compute makes it fit for certain."
         lines += ["", heading, *(f"    {flag} {value}" for flag, value in budget.suggestions)]
@@ -198,6 +201,10 @@ def render_sizing(sizing: Sizing) -> str:
             "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
             f" {low} to {high} of them"
         )
+    if any(one.is_spread and one.requests for one in sizing.rows):
+        legend.append(
+            "unknown: the traffic of PP, and of experts over DP, between GPUs is not modelled: memory alone is"
+        )
     if sizing.measured:
         legend.append(f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling")
     if sizing.prices:
@@ -220,8 +227,8 @@ def _sizing_table(sizing: Sizing) -> list[str]:
             one.layout,
             _FITS[one.ledger.verdict],
             f"{one.requests:,}" if one.ledger.model.keeps_tokens else "any",
-            f"{one.decode.tokens_per_second:,.0f}" if one.decode else "",
-            f"{one.prefill.tokens_per_second:,.0f}" if one.prefill else "",
+            f"{one.decode.tokens_per_second:,.0f}" if one.decode else _UNKNOWN * one.is_spread,
+            f"{one.prefill.tokens_per_second:,.0f}" if one.prefill else _UNKNOWN * one.is_spread,
             one.decode.binds if one.decode else "",
         ]
         if sizing.measured:

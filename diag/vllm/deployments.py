@@ -53,6 +53,11 @@ class Deployment:
         return self.replicas * self.setup.gpus * self.setup.data
 
     @property
+    def is_spread(self) -> bool:
+        """Return True if GPUs exchange tokens in a way that is not modelled: between stages, or all to all."""
+        return self.setup.pipeline > 1 or (bool(self.ledger.model.experts) and self.setup.data > 1)
+
+    @property
     def name(self) -> str:
         """Return the name in reports: "2 x h100"."""
         return f"{self.gpus} x {self.gpu.name if self.gpu else 'GPU'}"
@@ -123,8 +128,7 @@ def deployment(
     requests = min(held(page), setup.sequences if needs_blocks else held(page)) * engines
     batch = min(requests, setup.sequences * engines, concurrency or requests)
     plain = Deployment(gpu, setup, page, requests, batch, replicas=replicas, **changed)
-    is_spread = setup.pipeline > 1 or (bool(model.experts) and setup.data > 1)  # all-to-all is not modelled
-    if not batch or gpu is None or is_spread:
+    if not batch or gpu is None or plain.is_spread:
         return plain
     with suppress(BadUsage):  # its ceilings are unknown
         one = Replica(model, setup, gpu)

@@ -431,6 +431,8 @@ def test_sizing_json_follows_its_schema() -> None:
         (("some/model", "--all-gpus"), "fetch it with `hf download some/model config.json`"),
         (("{}/llama-3-8b", "--gpu", "h100,h101"), "unknown GPU 'h101' (did you mean h100?)"),
         (("{}/llama-3-8b", "--gppu", "h100"), "no such option of diag budget, nor of vLLM: --gppu"),
+        (("{}/llama-3-8b", "--gpus", "h100"), "nor of vLLM: --gpus (did you mean --gpu?)"),
+        (("{}/llama-3-8b", "--gpu", "h100", "--gpu", "l4"), "--gpu is given 2 times but takes one value"),
         (("{}/llama-3-8b", "{}/llama-2-7b"), "is one argument too many: a target is a model or a launch command"),
         (("{}/llama-3-8b", "--gpu", "h20-mig-3g.48gb"), "unknown GPU 'h20-mig-3g.48gb'"),
     ],

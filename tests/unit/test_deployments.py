@@ -201,6 +201,40 @@ def test_a_model_above_one_host_is_divided_among_hosts() -> None:
     assert page.startswith("None holds one request")
 
 
+@pytest.mark.parametrize("name", ["moonshotai/Kimi-K2.5", "inclusionAI/Ling-2.5-1T"])
+def test_a_model_of_a_trillion_parameters_is_offered_several_hosts(name: str) -> None:
+    """Was: no change makes it fit; or tensor parallelism over 32 GPUs of four hosts."""
+    budget = estimate(BudgetOptions(f"vllm serve {name} -tp 8", "h100", version="0.32.0"))
+    (flag, value), *_ = budget.suggestions
+    assert flag == "--tensor-parallel-size" and re.fullmatch(r"8 --pipeline-parallel-size [248]", value)
+    may = "may make" if "Kimi" in name else "makes"  # the activations of its encoder are not counted
+    assert f"This {may} it fit:\n    {flag} {value}" in render_budget(budget)
+
+
+def test_rates_that_are_not_modelled_say_so() -> None:
+    """Was: blanks without a word."""
+    page, _ = sized("vllm serve deepseek-ai/DeepSeek-V3", "h100", "8k", 64)
+    assert re.search(r"TP 8 PP 2 +yes +\d+ +unknown +unknown", page) and "unknown: the traffic of PP" in page
+    page, _ = sized("vllm serve Qwen/Qwen3-8B", "h100", "8k", 4)
+    assert "unknown" not in page
+
+
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("qwen3-8b", "Qwen/Qwen3-8B"),
+        ("meta-llama/llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("Qwen/Qwen3-8b-Instrct", "Qwen/Qwen3-8B"),
+        ("mlabonne/Qwen3-8B-abliterated", "mlabonne/Qwen3-8B-abliterated"),
+        ("Qwen/Qwen3-8B-GPTQ-Int8", "Qwen/Qwen3-8B-GPTQ-Int8"),
+    ],
+)
+def test_the_launch_names_the_repository(name: str, served: str) -> None:
+    """Was: the command to copy kept the typing error."""
+    _, said = sized(name, "h100", "8k", 4)
+    assert str(said["launch"]).startswith(f"vllm serve {served} ")
+
+
 def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
     """Was: --quantization fp8, which vLLM refuses for a checkpoint in FP8."""
     page, _ = sized("vllm serve mistralai/Ministral-3-8B-Instruct-2512", "h100", "8k", 200)

@@ -43,6 +43,7 @@ class Architecture(NamedTuple):
     adjusted: bool = False
     per_layer: bool = False
     head_bias: bool = False
+    multiplied: bool = False
     state_type: str = ""
     defaults: Mapping[str, object] = {}
 

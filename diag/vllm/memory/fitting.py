@@ -27,7 +27,7 @@ from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup, check
 from diag.vllm.memory.usage import ByteRange
 
-MOST_GPUS = 64
+MOST_GPUS, HOST = 64, 8
 LEAST_LENGTH = 2048
 """Shorter contexts are of no practical use: other changes are tried."""
 _STEPS = ((65536, 4096), (8192, 1024), (0, 256))
@@ -70,7 +70,9 @@ def suggestions(page: Ledger, measured: Measured, judge: Judge = ledger) -> list
     model, start = page.model, Suggestion("", "", page.setup, measured)
 
     def fits(one: Suggestion) -> bool:
-        return judge(model, one.setup, one.measured).verdict == "fits"
+        after = judge(model, one.setup, one.measured)
+        may = after.verdict == "cannot tell" and bool(uncounted(page) and after.requests)  # all that is counted fits
+        return may or after.verdict == "fits"
 
     other = (_fp8_cache(model, start), _shorter(model, start, judge), _more_gpus(model, start))
     kinds = (_fewer_requests(page, start), _larger_share(start), *other)
@@ -142,10 +144,12 @@ def halves_cache(model: Model, setup: Setup) -> bool:
 
 def _more_gpus(model: Model, start: Suggestion) -> Iterator[Suggestion]:
     """Yield more GPUs of one kind among which vLLM can divide the model; the log has no measurements of them."""
-    tensor = 2 * start.setup.tensor
-    while not start.setup.cpu and tensor <= MOST_GPUS:
-        setup = replace(start.setup, tensor=tensor)
+    count = 2 * start.setup.gpus
+    while not start.setup.cpu and count <= MOST_GPUS:
+        tensor = max(min(count, HOST), start.setup.tensor)  # vLLM's docs: tensors in a host, stages over hosts
+        setup = replace(start.setup, tensor=tensor, pipeline=-(-count // tensor))
+        stages = f" --pipeline-parallel-size {setup.pipeline}" if setup.pipeline > 1 else ""
         with suppress(BadUsage):
             check(model, setup)
-            yield Suggestion("--tensor-parallel-size", str(tensor), setup, {})
-        tensor *= 2
+            yield Suggestion("--tensor-parallel-size", f"{tensor}{stages}", setup, {})
+        count *= 2

@@ -280,7 +280,10 @@ def _mixers(config: Config, family: Architecture, kind: LayerKind, at: int) -> I
     elif kind in ("full", "window", "chunk", "parallel"):
         if config.count("kv_lora_rank"):
             types = config.list("indexer_types")
-            yield latent_attention(config, config.has("index_topk") and (at >= len(types) or types[at] == "full"))
+            mixer = latent_attention(config, config.has("index_topk") and (at >= len(types) or types[at] == "full"))
+            size = mixer.key_dim  # values are padded to it (vllm/model_executor/models/minicpm3.py)
+            full = replace(mixer, kind="full", kv_heads=mixer.heads, head_dim=size, value_dim=size, rank=0, key_dim=0)
+            yield full if family.multiplied else mixer
         else:
             yield indexed(attention(config, family, kind), config, at)
         if family.crossed:

@@ -246,7 +246,8 @@ def _model(
     hidden, bare = config.size("hidden_size", missing), 0 if family and family.bare else missing  # Mamba without heads
     heads = config.size("num_attention_heads", bare, most=2**16)
     layers = config.size("num_hidden_layers", min(len(kind_names(config)), MOST_LAYERS) or missing, most=MOST_LAYERS)
-    latent, vocabulary = config.count("kv_lora_rank"), config.size("vocab_size", missing)
+    latent = 0 if family and family.multiplied else config.count("kv_lora_rank")
+    vocabulary = config.size("vocab_size", missing)
     kv_heads = config.size("num_key_value_heads", heads, most=heads or 2**16)
     if kv_heads and heads % kv_heads:
         raise BadUsage(f"the model's {heads} attention heads are not a multiple of its {kv_heads} key-value heads")

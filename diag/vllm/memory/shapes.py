@@ -78,6 +78,13 @@ def launch_flags(name: str) -> Mapping[str, str]:
     return dict(_rows()[shape.repository].get("flags", {})) if shape else {}
 
 
+def served_name(name: str) -> str:
+    """Return the repository that a name without an owner, or misspelt under the right one, stands for; else the name."""
+    shape, owner = find_shape(name), name.rpartition("/")[0].lower()
+    is_other = shape is None or shape.format or owner not in ("", shape.repository.partition("/")[0].lower())
+    return name if is_other or shape is None else shape.repository
+
+
 def unsized(name: str) -> str:
     """Return why no shape is looked for by a name, as the end of a sentence; "" for a name that may have one."""
     plain = re.sub(r"[_\s]", "-", name.lower()).removeprefix("~")

@@ -41,7 +41,8 @@ def layer(model: Model, at: int) -> list[WeightPart]:
 
 def absorbed(model: Model) -> WeightPart:
     """Return the copy of kv_b_proj that vLLM's MLA makes after loading, in the model's own type; empty without MLA."""
-    copied = (part for mixer in model.mixers for part in mixer.parts if part.modules == ("self_attn.kv_b_proj",))
+    latent = (mixer for mixer in model.mixers if mixer.kind == "latent")
+    copied = (part for mixer in latent for part in mixer.parts if part.modules == ("self_attn.kv_b_proj",))
     return WeightPart(sum(part.elements for part in copied), MOST_WAYS)
 
 
