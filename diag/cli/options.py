@@ -129,7 +129,8 @@ class CommandHelp(TyperCommand):
         """Refuse an option with one value that is given twice: click takes the last one without a word."""
         given = Counter(self.make_parser(ctx).parse_args(list(args))[2])
         for option, times in given.items():
-            if times > 1 and option.param_type_name == "option" and not (option.multiple or option.is_flag):
+            has_value = option.param_type_name == "option" and not getattr(option, "is_flag", False)
+            if times > 1 and has_value and not getattr(option, "multiple", False):
                 raise BadUsage(f"{option.opts[0]} is given {times} times but takes one value")
         return list(super().parse_args(ctx, args))
 

@@ -178,7 +178,7 @@ def test_kv_cache_bytes_per_token_of_a_model(name: str, flags: str, token_bytes:
 
 
 def test_latent_attention_without_vllms_mla_caches_every_head() -> None:
-    """Was: 35,712 bytes a token, and a second copy of the way up; vllm/model_executor/models/minicpm3.py has neither."""
+    """Was: 35,712 bytes a token, and a second copy of the way up (vllm/model_executor/models/minicpm3.py)."""
     found = estimate(BudgetOptions("vllm serve openbmb/MiniCPM3-4B", "h100", version="0.32.0")).ledger
     assert found.token_bytes == 62 * 40 * (96 + 96) * 2
     size = next(row.computed for row in found.rows if row.name == WEIGHTS)

@@ -58,6 +58,7 @@ class _NameTables(NamedTuple):
     other_size: tuple[str, ...]
     format: re.Pattern[str]
     spelling: Mapping[str, str]
+    latest: Mapping[str, str]
     tune: tuple[Tune, ...]
     unsized: Mapping[str, tuple[str, ...]]
 
@@ -79,7 +80,7 @@ def launch_flags(name: str) -> Mapping[str, str]:
 
 
 def served_name(name: str) -> str:
-    """Return the repository that a name without an owner, or misspelt under the right one, stands for; else the name."""
+    """Return the repository that a name without an owner, or misspelt under the right one, stands for."""
     shape, owner = find_shape(name), name.rpartition("/")[0].lower()
     is_other = shape is None or shape.format or owner not in ("", shape.repository.partition("/")[0].lower())
     return name if is_other or shape is None else shape.repository
@@ -126,7 +127,8 @@ def find_shape(name: str) -> NamedShape | None:
     if respelled != name.lower() and (found is None or found.tune):
         instead_found = _find(respelled)
         return instead_found if instead_found and not (found and instead_found.tune) else found
-    return found
+    size = _names().latest.get(name.lower().removesuffix(":latest"))
+    return found if found or not size else find_shape(f"{name.lower().removesuffix(':latest')}:{size}")
 
 
 def _find(name: str) -> NamedShape | None:
@@ -206,7 +208,7 @@ def _tuned(name: str) -> NamedShape | None:
             return NamedShape(row, _rows()[row]["source"], _fields(row), tune="by the family and the size in it")
     for tune in _names().tune:
         match = re.search(rf"(?<![a-z0-9.])(?:{tune.words})(?![a-z0-9])", last)
-        unnamed = set(other) - set(re.findall(r"[a-z0-9]+", tune.words))
+        unnamed = set(other) - set(_words(tune.words))
         if match and not set(words) & unnamed and (shape := _find(match.expand(tune.like))):
             return shape._replace(tune=tune.source, partial=True)
     begins = [span for span in _generations() if tuple(words[: len(span)]) == span]
