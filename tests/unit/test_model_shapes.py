@@ -185,6 +185,11 @@ def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: 
         ("watt-ai/watt-tool-8B", "meta-llama/Llama-3.1-8B-Instruct"),
         ("m-a-p/OpenCodeInterpreter-DS-33B", "deepseek-ai/deepseek-coder-33b-instruct"),
         ("wyt2000/InverseCoder-CL-7B", "codellama/CodeLlama-7b-Instruct-hf"),
+        ("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1"),  # Ollama's size of "latest"
+        ("dolphin3:latest", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("zeroentropy/zerank-2", "Qwen/Qwen3-4B"),  # MTEB's list names its base
+        ("Octen/Octen-Embedding-8B-INT8", "Qwen/Qwen3-Embedding-8B"),
+        ("zerank-2", ""),
         ("someone/wizard-math-moe-7b", ""),
         ("someone/watt-tool-9b", ""),
         ("someone/GLM-4.6+", "zai-org/GLM-4.6"),  # raised IndexError

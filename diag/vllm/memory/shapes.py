@@ -51,7 +51,7 @@ class Tune(NamedTuple):
 
 
 class _NameTables(NamedTuple):
-    """The tables of names.toml; `unsized` has the words of what has no shape by the reasons."""
+    """The tables of names.toml: `adapted` has bases by the lists that name them, `unsized` words by the reasons."""
 
     same_shape: tuple[str, ...]
     other_shape: tuple[str, ...]
@@ -60,6 +60,7 @@ class _NameTables(NamedTuple):
     spelling: Mapping[str, str]
     latest: Mapping[str, str]
     tune: tuple[Tune, ...]
+    adapted: Mapping[str, Mapping[str, str]]
     unsized: Mapping[str, tuple[str, ...]]
 
 
@@ -201,6 +202,9 @@ def _tuned(name: str) -> NamedShape | None:
     words, other = _words(name), _names().other_shape
     if len(words) > _MOST_WORDS:
         return None
+    for source, bases in _names().adapted.items():
+        if base := bases.get(name.lower()):
+            return NamedShape(base, _rows()[base]["source"], _fields(base), tune=source)
     spans = {tuple(words[start:end]) for start, end in combinations(range(len(words) + 1), 2)}
     for span in sorted(spans & _families().keys(), key=lambda span: -len(span)):
         if _sizes(words) == _sizes(span) and not (set(words) - set(span)) & set(other):
