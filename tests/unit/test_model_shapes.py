@@ -186,6 +186,7 @@ def test_a_name_may_add_its_quantization(name: str, repository: str, quantized: 
         ("m-a-p/OpenCodeInterpreter-DS-33B", "deepseek-ai/deepseek-coder-33b-instruct"),
         ("wyt2000/InverseCoder-CL-7B", "codellama/CodeLlama-7b-Instruct-hf"),
         ("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1"),  # Ollama's size of "latest"
+        ("open-mixtral-8x7b", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
         ("dolphin3:latest", "meta-llama/Llama-3.1-8B-Instruct"),
         ("zeroentropy/zerank-2", "Qwen/Qwen3-4B"),  # MTEB's list names its base
         ("Octen/Octen-Embedding-8B-INT8", "Qwen/Qwen3-Embedding-8B"),
