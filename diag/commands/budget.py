@@ -39,7 +39,7 @@ from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
 from diag.vllm.memory.model import Model, is_folder, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
-from diag.vllm.memory.shapes import launch_flags, served_name
+from diag.vllm.memory.shapes import find_shape, launch_flags, served_name, unsized
 from diag.vllm.memory.usage import ByteRange
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
@@ -396,12 +396,20 @@ def _parse_utilisation(text: str) -> float | None:
 def _read_command(target: str, version: str, foreign: bool) -> Command:
     """Read a launch command, or the folder or id of a model alone."""
     words = target.strip()
+    if not is_folder(words) and not exists(words) and _is_name(words):
+        words = re.sub(r"[\s()]+", "-", words).strip("-")
     is_model = is_folder(words) or (len(words.split()) == 1 and not exists(words))
     text = f"vllm serve {shlex.quote(words)}" if is_model else words
     started = command.read_foreign(text, version) if foreign else command.read(text, version=version)
     if not started.model:
         raise BadUsage("the command names no model: expected `vllm serve MODEL --flag value ...`")
     return started
+
+
+def _is_name(words: str) -> bool:
+    """Return True for a model's name of several words, as leaderboards have them: Llama 3.1 8B Instruct."""
+    is_plain = re.fullmatch(r"[A-Z][\w.:()+ -]{1,80}", words) and " -" not in words  # programs have small letters
+    return bool(is_plain and (find_shape(words) or unsized(words)))
 
 
 def _read_model(started: Command, version: str, config: str) -> Model:

@@ -217,6 +217,16 @@ def test_a_name_of_several_sizes_is_explained() -> None:
     )
 
 
+def test_a_name_of_several_words_is_that_of_a_model() -> None:
+    """Was: no command that starts a vLLM server."""
+    text, status = run(BudgetOptions("Llama 3.1 8B Instruct", "h100", concurrency=8))
+    assert status == 0 and "vllm serve meta-llama/Llama-3.1-8B-Instruct" in text
+    with pytest.raises(BadUsage, match="'GPT-4o-Aug-2024' is served by its vendor alone"):
+        run(BudgetOptions("GPT 4o (Aug 2024)", "h100"))
+    with pytest.raises(BadUsage, match="the text starts SGLang"):
+        run(BudgetOptions("sglang serve Qwen3-8B", "h100"))
+
+
 def test_the_verdict_on_a_fine_tune_names_the_model_that_it_is_taken_for() -> None:
     page, _ = run(BudgetOptions("someone/Llama-2-7B-of-mine", "h100", version="0.33.0"))
     assert page.startswith("FITS: someone/Llama-2-7B-of-mine (taken for meta-llama/Llama-2-7b-chat-hf) on 1 x h100")
