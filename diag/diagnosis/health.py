@@ -11,15 +11,17 @@ from typing import NamedTuple
 import numpy as np
 
 from diag.core.formatting import clock, plural, quantity
-from diag.core.incident import RANK, seconds
+from diag.core.incident import RANK, Signal, seconds
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import COMPARE, RECENT, START_TIME, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import FAILED, INSTANCE, Progress
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
-from diag.knowledge.formulas import expanded
+from diag.knowledge.formulas import expanded, formula
 from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
+from diag.promql import may_have_value, parse
+from diag.promql.data import Selector
 
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
@@ -124,10 +126,7 @@ def health(
             for reading in (*harm, *signs):
                 first.setdefault(reading.condition.signal.name, reading)
             suspects.append(Suspect(diagnosis, tuple(first.values()), lacking))
-        elif any(
-            signal.needs or not any(family.search(expanded(signal.promql)) for family in uncollected)
-            for signal in signals
-        ):
+        elif any(signal.needs or not _lacks_only(uncollected, signal, diagnosis, queries) for signal in signals):
             missing.append(NotSeen(diagnosis.incident.id, ", ".join(lacking), diagnosis.server))
     names = {item.name for item in missing}
     return HealthEvidence(
@@ -178,6 +177,25 @@ def _breaks(diagnoses: Sequence[Diagnosis], queries: QueryCache, *, has_log: boo
             if not goes_on[at] and last is not None and last[-1] > 0:
                 lacks = f"the log of a restart with up to {plural(round(last[-1]), 'request')} in flight"
                 yield NotSeen("requests before a restart", lacks, diagnosis.server)
+
+
+def _lacks_only(families: Sequence[re.Pattern[str]], signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> bool:
+    """Return True if a signal has no value because these families of telemetry are not collected, and for nothing else.
+
+    With them it might have one; where other samples that it needs are missing as well, it would not.
+    """
+
+    def has_samples(selector: Selector) -> bool:
+        if any(family.search(selector.text) for family in families):
+            return True
+        query = f"count by (instance) (last_over_time({selector.text}[$window]))"
+        name = (("instance", diagnosis.server),)
+        return queries.ask(query, INSTANCE, queries.whole, queries.source.instants[-1:]).of(name) is not None
+
+    if not any(family.search(expanded(signal.promql)) for family in families):
+        return False
+    written = formula(signal, diagnosis.incident.per, queries.window(diagnosis.incident).text, queries.contract)
+    return may_have_value(parse(written.written_out()).node, has_samples)
 
 
 def _signs(diagnosis: Diagnosis) -> list[Reading]:

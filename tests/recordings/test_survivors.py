@@ -89,7 +89,11 @@ def before_0_20(pages: Iterator[Scrape], cap: int = 0) -> Iterator[Scrape]:
     """Pages without the reasons for which requests wait; the launch command that diag reads names the cap, if any."""
     named = f'diag_vllm_config{{flag="max_num_seqs"}} {cap}\n' if cap else ""
     for time, host, text in pages:
-        yield time, host, "".join(each for each in text.splitlines(keepends=True) if not each.startswith(REASONS)) + named
+        yield (
+            time,
+            host,
+            "".join(each for each in text.splitlines(keepends=True) if not each.startswith(REASONS)) + named,
+        )
 
 
 @pytest.mark.parametrize(
