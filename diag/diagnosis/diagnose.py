@@ -20,6 +20,7 @@ from diag.diagnosis.decision_table import COMPARE, RECENT, Episode, Reading, Rea
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.health import LIVES
 
+LAST_LINE = "max by ($by) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"
 State = Literal["present", "absent", "unknown"]
 
 STATES: dict[int, State] = {1: "present", 0: "absent", -1: "unknown"}
@@ -296,7 +297,7 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis], queries: Qu
 
     The symptoms of another incident count as they were when this one last held: later values rule nothing out. A
     look-alike that is present as well is neither ruled out nor open. A page alone shows no death of an engine, so that
-    no evidence of one rules it out only if /health or the engine's processes are seen.
+    no evidence of one rules it out only if /health, the engine's processes or the log are seen.
     """
     refuted, left = [], []
     same_scope = {other.incident.id: other for _, other in reversed(list(others.like(diagnosis.subject)))}
@@ -330,9 +331,10 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis], queries: Qu
 
 
 def _shows(death: Diagnosis, at: int, queries: QueryCache) -> bool:
-    """Return True if the death of the engine would be seen at that instant: by /health, or by its processes."""
+    """Return True if the death of an engine behind a page would be seen at that instant: by /health, processes, log."""
+    asked = ("$does_not_answer", LAST_LINE, *LIVES)
     window = queries.window(death.incident)
-    rows = (queries.ask(signal, death.incident.per, window).of(death.subject) for signal in LIVES)
+    rows = (queries.ask(query, death.incident.per, window).of(death.subject) for query in asked)
     return any(row is not None and row[at] > 0 for row in rows)
 
 
