@@ -77,17 +77,11 @@ def build_report(
     if observed.endings:
         return _log_report(observed, findings, queries, ignored)
     mixed = (NotJudged(WHY["mixed"].format(metric), (("instance", name),)) for name, metric in observed.mixed)
-    turns = queries.ask(STARTS_GO_BACK, INSTANCE, queries.whole)
-    several = (
-        NotJudged(WHY["two_servers"], subject)
-        for subject in queries.subjects(INSTANCE)
-        if (row := turns.of(subject)) is not None and row[-1] > 0 and not queries.is_gone(subject)
-    )
     is_dead = bool(progress) and {engine.state for engine in progress} == {"dead"}
     seen = health(diagnoses, progress, queries, observed.not_measured)
     seen = seen._replace(ignored=tuple(diagnosis for diagnosis in present if diagnosis.incident.id in ignored))
     not_judged = (
-        *(*unknown, *mixed, *several),
+        *(*unknown, *mixed, *_several(queries)),
         *_not_judged(diagnoses, judged, is_dead=is_dead),
         *_accepted_outages(seen, progress, present),
     )
@@ -106,6 +100,13 @@ def build_report(
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )
+
+
+def _several(queries: QueryCache) -> Iterator[NotJudged]:
+    """Yield the addresses at which two servers answer: an older process after a newer one."""
+    for subject, row in queries.ask(STARTS_GO_BACK, INSTANCE, queries.whole).items():
+        if row[-1] > 0 and not queries.is_gone(subject):
+            yield NotJudged(WHY["two_servers"], subject)
 
 
 def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]) -> list[Diagnosis]:
