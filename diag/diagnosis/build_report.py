@@ -33,6 +33,8 @@ ENDS_ILL = {"failed": "its start failed", "dead": "its engine died"}
 """Ends of a log that are a failure of the server itself."""
 DUMP_OF = re.compile(r"VLLM_STACK_DUMP_for_(?P<role>[a-z]{1,20})_(?P<rank>\d{1,7})_(?P<pid>\d{1,10})\.log")
 STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due to (?P<reason>[^\n]{1,60})")
+STARTS_GO_BACK = "max by ($by) (resets(process_start_time_seconds[$window]))"
+"""How often an older process answers after a newer one: no server does so alone."""
 FAILING, START_FAILED = "requests_failing", "startup_failed"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 """Failed answers among the last of a log, and their share, from which they are an incident."""
@@ -79,7 +81,7 @@ def build_report(
     seen = health(diagnoses, progress, queries, observed.not_measured)
     seen = seen._replace(ignored=tuple(diagnosis for diagnosis in present if diagnosis.incident.id in ignored))
     not_judged = (
-        *(*unknown, *mixed),
+        *(*unknown, *mixed, *_several(queries)),
         *_not_judged(diagnoses, judged, is_dead=is_dead),
         *_accepted_outages(seen, progress, present),
     )
@@ -98,6 +100,13 @@ def build_report(
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )
+
+
+def _several(queries: QueryCache) -> Iterator[NotJudged]:
+    """Yield the addresses at which two servers answer: an older process after a newer one."""
+    for subject, row in queries.ask(STARTS_GO_BACK, INSTANCE, queries.whole).items():
+        if row[-1] > 0 and not queries.is_gone(subject):
+            yield NotJudged(WHY["two_servers"], subject)
 
 
 def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]) -> list[Diagnosis]:

@@ -395,21 +395,33 @@ def _counting(states: Trits, episodes: Sequence[Run], subject: Subject, evidence
             sign = evidence.ask(incident.crash.signal).get(subject)
             crashed = sign is not None and (sign[run[0] :] >= evidence.limit(incident.crash)).any()
             near = [other for other in episodes if abs(float(times[run[0]] - times[other[0]])) <= RECENT * 1000]
-            return bool(crashed or len(near) > 1 or (lasted(run) and not _restarted(run, subject, evidence)))
+            return bool(crashed or len(near) > 1 or (lasted(run) and _stood_still(run, subject, evidence)))
         return not is_over or float(times[last] - times[run[-1]]) <= RECENT * 1000 or lasted(run)
 
     return [run for run in episodes if counts(run)]
 
 
-def _restarted(run: Run, subject: Subject, evidence: Evidence) -> bool:
-    """Return True if another process answers after the episode, or if no page before it can be compared."""
-    compared = False
-    for promql, sign in ((START_TIME, 1), (TOKENS, -1)):
-        row = evidence.ask(promql).get(subject)
-        if row is not None:
-            before, after = (sign * part[np.isfinite(part)] for part in (row[: run[0] + 1], row[run[-1] :]))
-            if len(before) and len(after):
-                compared = True
-                if after.max() > before[-1] + (1.0 if sign > 0 else 0.0):
-                    return True
-    return not compared
+def _stood_still(run: Run, subject: Subject, evidence: Evidence) -> bool:
+    """Return True if the process that answered before an episode answers after it, and had made no tokens meanwhile.
+
+    A gap in the scrapes proves no outage: tokens at half of the usual rate or more show that requests were served.
+    """
+    starts, tokens = evidence.ask(START_TIME).get(subject), evidence.ask(TOKENS).get(subject)
+    if starts is not None and (places := _around(run, starts)) and starts[places[1] :].max() > starts[places[0]] + 1.0:
+        return False
+    if tokens is None or not (places := _around(run, tokens)):
+        return False
+    last, first = places
+    pages = np.flatnonzero(np.isfinite(tokens))
+    seconds_between = np.diff(evidence.instants[pages]) / 1000
+    grown = np.diff(tokens[pages])
+    gap = (pages[:-1] >= last) & (pages[1:] <= first)
+    usual = grown[~gap].clip(0).sum() / max(seconds_between[~gap].sum(), 1.0)
+    return bool((grown >= 0).all() and grown[gap].sum() < 0.5 * usual * seconds_between[gap].sum())
+
+
+def _around(run: Run, row: Floats) -> tuple[int, int] | None:
+    """Return the places of the last value before an episode and of the first one after it; None without one."""
+    pages = np.flatnonzero(np.isfinite(row))
+    before, after = pages[pages < run[0]], pages[pages > run[-1]]
+    return (int(before[-1]), int(after[0])) if len(before) and len(after) else None

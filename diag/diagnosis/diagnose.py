@@ -18,7 +18,9 @@ from diag.core.incident import RANK, Incident, LookAlike, Severity, Signal
 from diag.core.subjects import Subject, SubjectIndex, filled, instance_name, label_value
 from diag.diagnosis.decision_table import COMPARE, RECENT, Episode, Reading, Readings, decision_table, slow_burns
 from diag.diagnosis.query_cache import QueryCache, Window
+from diag.knowledge.health import LIVES
 
+LAST_LINE = "max by ($by) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"
 State = Literal["present", "absent", "unknown"]
 
 STATES: dict[int, State] = {1: "present", 0: "absent", -1: "unknown"}
@@ -171,7 +173,7 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
                 decided = decided._replace(symptoms=symptoms, supports=supports)
             diagnoses.append(decided)
     others = SubjectIndex((other.subject, other) for other in diagnoses)
-    return ranked([_rule_out(one, others) if one.state == "present" else one for one in diagnoses])
+    return ranked([_rule_out(one, others, queries) if one.state == "present" else one for one in diagnoses])
 
 
 def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
@@ -290,11 +292,12 @@ def ranked(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
     return tuple(ordered)
 
 
-def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosis:
+def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis], queries: QueryCache) -> Diagnosis:
     """Decide for every look-alike of a present incident whether it was ruled out, and by which reading.
 
     The symptoms of another incident count as they were when this one last held: later values rule nothing out. A
-    look-alike that is present as well is neither ruled out nor open.
+    look-alike that is present as well is neither ruled out nor open. A page alone shows no death of an engine, so that
+    no evidence of one rules it out only if /health, the engine's processes or the log are seen.
     """
     refuted, left = [], []
     same_scope = {other.incident.id: other for _, other in reversed(list(others.like(diagnosis.subject)))}
@@ -315,6 +318,8 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosi
             is_unknown = False
             for reading in other.symptoms:
                 value = reading.history[at]
+                if other.incident.crash is not None and reading.condition.op == ">=" and not _shows(other, at, queries):
+                    value = None
                 is_unknown |= value is None
                 if reading.met_by(value) is False:
                     against = reading._replace(value=value, culprits=())
@@ -323,6 +328,14 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis]) -> Diagnosi
             else:
                 left += [look_alike] if is_unknown else []
     return diagnosis._replace(refuted=tuple(refuted), open=tuple(left))
+
+
+def _shows(death: Diagnosis, at: int, queries: QueryCache) -> bool:
+    """Return True if the death of an engine behind a page would be seen at that instant: by /health, processes, log."""
+    asked = ("$does_not_answer", LAST_LINE, *LIVES)
+    window = queries.window(death.incident)
+    rows = (queries.ask(query, death.incident.per, window).of(death.subject) for query in asked)
+    return any(row is not None and row[at] > 0 for row in rows)
 
 
 def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:

@@ -10,16 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diag.core.formatting import plural, quantity
-from diag.core.incident import RANK
+from diag.core.formatting import clock, plural, quantity
+from diag.core.incident import RANK, Signal, seconds
 from diag.core.subjects import instance_name
-from diag.diagnosis.decision_table import COMPARE, RECENT, Reading, shortest_look
+from diag.diagnosis.decision_table import COMPARE, RECENT, START_TIME, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import FAILED, INSTANCE, Progress
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
-from diag.knowledge.formulas import expanded
+from diag.knowledge.formulas import expanded, formula
 from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
+from diag.promql import may_have_value, parse
+from diag.promql.data import Selector
 
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
@@ -101,8 +103,7 @@ def health(
         if engine.state in FAILED and instance_name(engine.subject) not in present
     ]
     missing += _unshown_engines(progress, queries, lately)
-    if "log" in not_measured:
-        missing += _unexplained_restarts(diagnoses, queries)
+    missing += _breaks(diagnoses, queries, has_log="log" not in not_measured)
     for part, condition, wanted in CONTRADICTED:
         rows, limit = queries.ask(condition.signal, INSTANCE, lately), queries.contract.limit(condition.limit)
         for engine in progress:
@@ -125,10 +126,7 @@ def health(
             for reading in (*harm, *signs):
                 first.setdefault(reading.condition.signal.name, reading)
             suspects.append(Suspect(diagnosis, tuple(first.values()), lacking))
-        elif any(
-            signal.needs or not any(family.search(expanded(signal.promql)) for family in uncollected)
-            for signal in signals
-        ):
+        elif any(signal.needs or not _lacks_only(uncollected, signal, diagnosis, queries) for signal in signals):
             missing.append(NotSeen(diagnosis.incident.id, ", ".join(lacking), diagnosis.server))
     names = {item.name for item in missing}
     return HealthEvidence(
@@ -150,17 +148,54 @@ def _unshown_engines(progress: Sequence[Progress], queries: QueryCache, lately: 
             yield NotSeen(PARTS[0].name, "an answer from /health", instance_name(subject))
 
 
-def _unexplained_restarts(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterable[NotSeen]:
-    """Yield the restarts of the last 15 minutes that may have cut off requests: no page shows how those ended."""
+def _breaks(diagnoses: Sequence[Diagnosis], queries: QueryCache, *, has_log: bool) -> Iterable[NotSeen]:
+    """Yield what the pages of the last 15 minutes leave open: how the requests in flight before a restart ended if no
+    log tells, and what happened during a gap that is as long as an outage, after which the same process answers."""
     instants = queries.source.instants[queries.source.instants >= queries.source.instants[-1] - RECENT * 1000]
     ended = queries.ask("$samples_of_a_former_process", INSTANCE, queries.live("5m"), instants)
+    starts = queries.ask(START_TIME, INSTANCE, queries.live("5m"), instants)
     for diagnosis in (each for each in diagnoses if each.incident.crash is not None and each.state == "absent"):
-        row = ended.of(diagnosis.subject)
-        for before in () if row is None else instants[:-1][(row[1:] > 0) > (row[:-1] > 0)]:
-            last = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("5m"), np.array([before])).of(diagnosis.subject)
-            if last is not None and last[-1] > 0:
+        row, began = ended.of(diagnosis.subject), starts.of(diagnosis.subject)
+        goes_on = [
+            began is not None and bool(np.nanmax(began[at:], initial=0) <= began[at] + 1.0)
+            for at in range(len(instants))
+        ]
+        for since, until in diagnosis.episodes:
+            at = int(np.searchsorted(instants, since * 1000)) if since is not None else 0
+            if (
+                since is not None
+                and goes_on[at]
+                and until - since >= seconds(diagnosis.incident.hold)
+                and until * 1000 >= instants[0]
+            ):
+                lacks = f"pages of {clock.span(since, until)}: the same process answers again"
+                yield NotSeen(PARTS[0].name, lacks, diagnosis.server)
+        for at in () if row is None or has_log else np.flatnonzero((row[1:] > 0) > (row[:-1] > 0)).tolist():
+            last = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("5m"), instants[at : at + 1]).of(
+                diagnosis.subject
+            )
+            if not goes_on[at] and last is not None and last[-1] > 0:
                 lacks = f"the log of a restart with up to {plural(round(last[-1]), 'request')} in flight"
                 yield NotSeen("requests before a restart", lacks, diagnosis.server)
+
+
+def _lacks_only(families: Sequence[re.Pattern[str]], signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> bool:
+    """Return True if a signal has no value because these families of telemetry are not collected, and for nothing else.
+
+    With them it might have one; where other samples that it needs are missing as well, it would not.
+    """
+
+    def has_samples(selector: Selector) -> bool:
+        if any(family.search(selector.text) for family in families):
+            return True
+        query = f"count by (instance) (last_over_time({selector.text}[$window]))"
+        name = (("instance", diagnosis.server),)
+        return queries.ask(query, INSTANCE, queries.whole, queries.source.instants[-1:]).of(name) is not None
+
+    if not any(family.search(expanded(signal.promql)) for family in families):
+        return False
+    written = formula(signal, diagnosis.incident.per, queries.window(diagnosis.incident).text, queries.contract)
+    return may_have_value(parse(written.written_out()).node, has_samples)
 
 
 def _signs(diagnosis: Diagnosis) -> list[Reading]:

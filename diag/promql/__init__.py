@@ -6,7 +6,7 @@ wrongly.
 
 from diag.promql.data import STALE, Block, Expression, Labels, Samples, Vector, distinct, is_stale
 from diag.promql.evaluator import Evaluator, evaluate
-from diag.promql.facts import add_matchers, instant_selectors, metric_names, output_labels, pretty
+from diag.promql.facts import add_matchers, instant_selectors, may_have_value, metric_names, output_labels, pretty
 from diag.promql.parser import Formula, parse
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "evaluate",
     "instant_selectors",
     "is_stale",
+    "may_have_value",
     "metric_names",
     "output_labels",
     "parse",

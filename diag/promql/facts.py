@@ -59,6 +59,24 @@ def output_labels(expression: Expression) -> frozenset[str] | None:
     return _labels(expression.node)
 
 
+def may_have_value(node: Node, has_samples: Callable[[Selector], bool]) -> bool:
+    """Return True if an expression may yield a value, by its selectors that have samples; values are not looked at."""
+    match node:
+        case Selector() | Range(Selector()):
+            return has_samples(node if isinstance(node, Selector) else node.selector)
+        case Subquery(expr) | Negate(expr) | Aggregate(_, expr):
+            return may_have_value(expr, has_samples)
+        case Call(function, args):
+            return function.startswith("absent") or all(may_have_value(arg, has_samples) for arg in args)
+        case Binary("or", left, right):
+            return may_have_value(left, has_samples) or may_have_value(right, has_samples)
+        case Binary("unless", left, _):
+            return may_have_value(left, has_samples)
+        case Binary(_, left, right):
+            return may_have_value(left, has_samples) and may_have_value(right, has_samples)
+    return True
+
+
 def add_matchers(promql: str, matchers: str | Callable[[str], str], parts: Collection[str] = ()) -> str:
     """Return the expression with `matchers`, `job="vllm",cluster="eu"` for example, in each selector.
 

@@ -1,11 +1,15 @@
 """Infos on a healthy server: none comes and goes at its threshold, and a decode server has no prefix-cache finding."""
 
+import random
+import re as regex
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support import rewriting as re
 from support.connector_pages import value
+from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.artefacts.alerts import keeps_firing
 from diag.commands import doctor
@@ -17,6 +21,7 @@ from diag.knowledge.formulas import conjunction
 from diag.promql import Block, Samples, evaluate
 from diag.report.terminal import render
 
+OUTPUT = regex.compile(r"^(vllm:(?:request_)?generation_tokens\S*) \S+$", regex.MULTILINE)
 DAY = np.arange(0, 86_400_000, 60_000)
 CONFIG = {"instance": "h:8000", "__name__": "diag_vllm_config", "flag": "block_size"}
 
@@ -88,3 +93,39 @@ def test_a_healthy_report_says_that_no_slo_is_set(tmp_path: Path, stated: str) -
     report = doctor.run(ObserveOptions([str(folder)], contract=contract))
     lines = [line for line in render(report).splitlines() if line.startswith("  SLO ")]
     assert len(lines) == (not stated) and all("none in diag.toml" in line for line in lines)
+
+
+def prompts(begun: float, seconds: int, cached: Callable[[float], float]) -> Iterator[re.Scrape]:
+    """A server whose prompts share so much of 2,000 tokens, by the time at which they arrive."""
+    draw, engine = random.Random(7), Engine(Limits(), begun - 3600)
+    engine.now = at = begun
+    while (at := at + draw.expovariate(2.0)) < begun + seconds:
+        tokens = round(draw.gauss(2000, 300))
+        found = int(tokens * cached(at - begun)) // 16 * 16
+        engine.send(Request(at, tokens, draw.randint(100, 500), cached=found))
+    for time in range(15, seconds, 15):
+        engine.run(begun + time)
+        yield begun + time, "v:8000", page([engine])
+
+
+def is_told(folder: Path, pages: Iterable[re.Scrape]) -> bool:
+    """Return True if a low hit rate is reported."""
+    report = doctor.run(ObserveOptions([str(re.write(folder / "recording", pages))]))
+    return "prefix_cache_ineffective" in {finding.diagnosis.incident.id for finding in report.present}
+
+
+@pytest.mark.parametrize("after", [0.0, 0.35, 0.7])
+def test_a_prefix_cache_that_breaks_is_not_hidden_by_what_it_found_before(tmp_path: Path, after: float) -> None:
+    """The hit rate is 35 % over all of the half hour; that it has halved is the mix of clients."""
+    pages = prompts(1_795_000_000.0, 1800, lambda t: 0.7 if t < 900 else after)
+    assert is_told(tmp_path, pages) == (after == 0.0)
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_a_server_that_generates_nothing_shares_no_prefix(tmp_path: Path, generates: bool) -> None:
+    off = re.changed(
+        re.scrapes("prefix_unique"),
+        lambda text: text.replace('enable_prefix_caching="True"', 'enable_prefix_caching="False"'),
+    )
+    shown = re.changed(off, str if generates else lambda text: OUTPUT.sub(r"\1 0", text))
+    assert is_told(tmp_path, shown) == generates

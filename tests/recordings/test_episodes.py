@@ -404,3 +404,27 @@ def test_bursts_that_drain_within_seconds_are_no_queue(tmp_path: Path) -> None:
     recording = rewriting.write(tmp_path / "bursts", ((each.at, each.instance, each.page) for each in scrapes))
     report = doctor.run(ObserveOptions([str(recording)]))
     assert "queue_saturation" not in {finding.diagnosis.incident.id for finding in report.present}
+
+
+@pytest.mark.parametrize("every", [5, 15, 60])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_gap_in_the_scrapes_of_one_process_is_an_outage_only_if_its_tokens_stood_still(
+    tmp_path: Path, every: float, goes_on: bool
+) -> None:
+    def scrapes() -> Iterator[rewriting.Scrape]:
+        for t in np.arange(0, 1500, every):
+            age = 7200 + t - (0 if goes_on else min(max(t - 500, 0), 300))
+            yield BEGAN + t, "h:1", "" if 500 <= t < 800 else page(t, age, BEGAN - 7200, 0)
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "gap", scrapes()))]))
+    assert (report.verdict, present(report)) == (("no_incident", set()) if goes_on else ("warning", {"engine_dead"}))
+    gaps = [item.lacks.partition(" of ")[0] for item in report.health.missing]
+    assert gaps == ["pages"] * goes_on
+
+
+def test_a_minute_without_an_answer_of_a_process_that_goes_on_is_no_gap_in_health(tmp_path: Path) -> None:
+    pages = (
+        (BEGAN + t, "h:1", "" if 500 <= t < 545 else page(t, 7200 + t, BEGAN - 7200, 0)) for t in range(0, 1500, 15)
+    )
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "short", pages))]))
+    assert (report.verdict, report.health.missing) == ("healthy", ())

@@ -51,6 +51,30 @@ def test_errors_that_all_happen_between_two_scrapes_are_counted(tmp_path: Path, 
     assert (progress.state, "1,171" in progress.reason) == ("busy", True)
 
 
+@pytest.mark.parametrize(("beside", "shown"), [("", False), ("diag_vllm_health_status 200\n", True)])
+def test_a_dead_engine_is_ruled_out_only_where_its_death_would_be_seen(
+    tmp_path: Path, beside: str, shown: bool
+) -> None:
+    """The page and its start time are those of the API server, which outlives the engine."""
+    report = judged(tmp_path, lambda t: born("5xx")(t) + beside)
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == FAILING)
+    sides = [{each.name for each in side} for side in (finding.diagnosis.refuted, finding.diagnosis.open)]
+    assert ["engine_dead" in side for side in sides] == [shown, not shown]
+
+
+@pytest.mark.parametrize("every", [15, 60])
+def test_failing_answers_are_dated_by_the_first_scrape_that_shows_them(tmp_path: Path, every: float) -> None:
+    """The series of errors is born at the 20th scrape, with all errors of the interval before as its first value."""
+    pages = []
+    for at, (_, host, page) in enumerate([*rewriting.scrapes("healthy")] * 2):
+        text = re.sub(r"(http_requests|process_start)[^\n]*\n", "", page)
+        failed = answers("5xx", 40 * (at - 19)) if at >= 20 else ""
+        pages.append((1.7e9 + every * at, host, text + answers("2xx", 5000 + 60 * min(at, 19)) + failed))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages[:30]))]))
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == FAILING)
+    assert finding.diagnosis.since == 1.7e9 + every * 20
+
+
 def test_a_few_errors_prove_nothing(tmp_path: Path) -> None:
     def few(t: float) -> str:
         return answers("2xx", 100 + t) + (answers("5xx", 4) if t > 30 else "")

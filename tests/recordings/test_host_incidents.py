@@ -371,6 +371,20 @@ def test_slow_start_gets_a_proposed_startup_probe_that_is_long_enough(tmp_path: 
     assert "load_weights 21.3 min" in found(report, "startup_slow").diagnosis.culprits
 
 
+def test_a_startup_probe_covers_the_rest_of_the_weights_and_what_an_earlier_start_took(tmp_path: Path) -> None:
+    """A quarter of the weights is loaded after 1,279 s: all of them take 5,116 s; an earlier start took 7,000 s."""
+
+    def earlier(t: float) -> Iterable[Sample]:
+        spent = 7000 if t < 5 else 20
+        return log("load_weights", {"process_start": spent, "load_weights": 1220})(t)
+
+    slow = log("load_weights", {"process_start": 20, "load_weights": 1220})
+    for name, start, least, most in (("rest", slow, 770, 772), ("earlier", earlier, 1230, 1250)):
+        report = judge(tmp_path / name, "", start, workers(1.0), reading(2e9))
+        (probes,) = (value for text, value in fixes(report, "startup_slow").items() if text.startswith("startupProbe"))
+        assert least <= probes <= most
+
+
 @pytest.mark.parametrize(("rate", "slow"), [(60e6, True), (2e9, False)])
 def test_weights_that_come_slowly_are_to_be_read_in_another_way(tmp_path: Path, rate: float, slow: bool) -> None:
     start = log("load_weights", {"process_start": 20, "load_weights": 1220})

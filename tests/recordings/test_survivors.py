@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,39 @@ def test_as_many_adapters_as_slots_do_not_starve(tmp_path: Path, every: float) -
 
 def test_adapters_with_a_slot_each_do_not(tmp_path: Path) -> None:
     assert judged(tmp_path, scrapes(adapters(4, 15, 4), 600, 15), "lora_thrash").state == "absent"
+
+
+REASONS = "vllm:num_requests_waiting_by_reason{"
+
+
+def before_0_20(pages: Iterator[Scrape], cap: int = 0) -> Iterator[Scrape]:
+    """Pages without the reasons for which requests wait; the launch command that diag reads names the cap, if any."""
+    named = f'diag_vllm_config{{flag="max_num_seqs"}} {cap}\n' if cap else ""
+    for time, host, text in pages:
+        yield (
+            time,
+            host,
+            "".join(each for each in text.splitlines(keepends=True) if not each.startswith(REASONS)) + named,
+        )
+
+
+@pytest.mark.parametrize(
+    ("cap", "slots", "expected"), [(128, 2, "present"), (0, 2, "present"), (128, 10, "absent"), (0, 10, "absent")]
+)
+def test_adapters_compete_for_slots_where_a_release_exports_no_reason_to_wait(
+    tmp_path: Path, cap: int, slots: int, expected: str
+) -> None:
+    """The KV cache and the cap have room, so that requests wait for neither of them."""
+    pages = before_0_20(scrapes(adapters(10, 1000, slots), 600, 15), cap)
+    assert judged(tmp_path, pages, "lora_thrash").state == expected
+
+
+def test_adapters_of_a_full_batch_do_not_compete_for_slots(tmp_path: Path) -> None:
+    """More adapters than slots, but as many requests run as the cap allows: they wait for capacity."""
+    engine = adapters(10, 1000)
+    engine.limits = replace(engine.limits, max_num_seqs=4)
+    report = judged(tmp_path, before_0_20(scrapes(engine, 600, 15), 4), "lora_thrash")
+    assert report.state == "absent"
 
 
 def filling(answer: int, blocks: int) -> Engine:

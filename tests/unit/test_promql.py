@@ -18,6 +18,7 @@ from diag.promql import (
     functions,
     instant_selectors,
     is_stale,
+    may_have_value,
     metric_names,
     output_labels,
     parse,
@@ -503,3 +504,21 @@ def test_error_in_a_part_names_the_part() -> None:
     broken = Formula("", "x + a:b", {"a:b": Formula("a:b", "up @ 5", {})})
     with pytest.raises(Unsupported, match=r"`up @ 5` uses the @ modifier"):
         parse(broken)
+
+
+@pytest.mark.parametrize(
+    ("promql", "expected"),
+    [
+        ("max(a) + max(away)", True),
+        ("max(b) + max(away)", False),
+        ("max(b) or max(away)", True),
+        ("rate(away[5m]) unless b", True),
+        ("b unless rate(away[5m])", False),
+        ("max(b and on (x) away) or 0 * b", False),
+        ("absent(b) * away", True),
+        ("max_over_time(away[5m:1m]) > a", True),
+    ],
+)
+def test_what_an_expression_lacks_is_told_from_what_it_could_do_without(promql: str, expected: bool) -> None:
+    """`a` has samples, `b` has none, and those of `away` are not collected."""
+    assert may_have_value(parse(promql).node, lambda selector: selector.text in ("a", "away")) == expected

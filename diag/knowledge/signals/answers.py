@@ -69,7 +69,7 @@ _ROW = 'max by ($by) (last_over_time(diag_vllm_log_refused_in_a_row{{row="{}"}}[
 def _with_births(name: str, series: str) -> str:
     """Return the parts `NAME_born` and `NAME_by_route`: answers of each route, those at a birth included."""
     return f"""
-    {name}_late: samples = count_over_time({series}[$window]) < on (instance) group_left () $page_samples
+    {name}_late: samples = count_over_time({series}[$window]) < on (instance) group_left () $page_scrapes
     {name}_born: answers =
         (max_over_time({series}[$window]) and ${name}_late) unless on (instance) $restarted_in_window
     {name}_by_route: answers = sum by ($by, handler) (${name}_born or increase({series}[$window]))
