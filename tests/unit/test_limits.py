@@ -10,12 +10,13 @@ import pytest
 from support.paths import ROOT
 
 from diag.cli import options
-from diag.commands import doctor
+from diag.commands import doctor, explain
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.server import LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
 from diag.core import files
+from diag.core.errors import BadUsage
 from diag.diagnosis import decision_table, fleet
 from diag.exporter import infiniband, nccl
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
@@ -45,6 +46,7 @@ STATED = {
     "line of a page": f"{LONGEST_LINE // 1024} KiB",
     "series of one server": f"{scrapes.MOST_SERIES:,}",
     "line of a log": f"{parse_line.MOST_CHARACTERS // 1024} KiB",
+    "text of `diag explain`": f"{explain.MOST_CHARACTERS // 1024} KiB",
     "log that is followed (`--log`)": f"first {tail.FIRST // MIB} MiB and last {tail.LAST // MIB} MiB",
     "log of a recording, a log as target, `diag budget --log`": f"first {parse_line.FIRST // MIB} MiB and "
     f"last {parse_line.LAST // MIB} MiB",
@@ -92,6 +94,16 @@ def test_the_documentation_states_the_limit_of_the_code(name: str) -> None:
     assert STATED[name] in ROWS[name]
     assert files.MOST_YAML_BYTES == parse.MOST_BYTES
     assert client.Request("/").most_bytes == MOST_BYTES
+
+
+def test_a_text_to_explain_is_refused_at_once_beyond_a_line() -> None:
+    name = "KeyError: 'model.layers.0.self_attn.qkv_proj.weight_scale' "
+    start = time.process_time()
+    with pytest.raises(BadUsage, match=r"the text has 200,000 characters; of at most 65,536.*diag doctor LOG"):
+        explain.run((name * 4000)[:200_000], None)
+    assert time.process_time() - start < 1
+    with pytest.raises(BadUsage, match="there is no incident"):
+        explain.run("x" * explain.MOST_CHARACTERS, None)
 
 
 def series(count: int) -> bytes:
