@@ -147,8 +147,9 @@ def find(name: str, command: Command, revision: str = "") -> Path:
         return snapshot
     harmless = redaction.name(name)
     fetch = f"fetch it with `hf download {harmless} config.json`, or " if _HUB_ID.fullmatch(harmless) else ""
+    no_folder = f"not a folder (one is {command.elsewhere})" if command.elsewhere else "neither a folder"
     raise NoFolder(
-        f"the model {quote(harmless or '...')} is neither a folder nor in the local cache {quote(str(hub))};"
+        f"the model {quote(harmless or '...')} is {no_folder} nor in the local cache {quote(str(hub))};"
         f" diag downloads nothing: {fetch}give a folder with its config.json"
     )
 
