@@ -10,7 +10,7 @@ import pytest
 from support.paths import ROOT
 
 from diag.cli import options
-from diag.commands import doctor, explain
+from diag.commands import doctor, explain, lint
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.server import LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
@@ -61,7 +61,8 @@ STATED = {
     "`diag.toml`, `recording.toml`": f"{files.MOST_TOML_BYTES // MIB} MiB, {files.MOST_TOML_PARTS} levels",
     "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
     f"{baseline.MOST_ROWS:,} windows of each",
-    "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",
+    "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB; the first 100 servers of one text, "
+    f"{parse.MOST_ARGUMENTS:,} words of each",
     "YAML in them": f"{files.MOST_YAML_VALUES:,} values with aliases written out, {files.MOST_YAML_LEVELS} levels",
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
     "PromQL of an incident file": f"{parser.MOST_DEEP} operators and parentheses",
@@ -104,6 +105,13 @@ def test_a_text_to_explain_is_refused_at_once_beyond_a_line() -> None:
     assert time.process_time() - start < 1
     with pytest.raises(BadUsage, match="there is no incident"):
         explain.run("x" * explain.MOST_CHARACTERS, None)
+
+
+def test_a_launch_of_too_many_words_is_refused() -> None:
+    """Every rule of lint reads all of them: 150,000 took 20 s."""
+    with pytest.raises(BadUsage, match="the command has more than 10,000 words"):
+        lint.run("vllm serve m \\\n" * 4_000, lint.LintOptions("0.32.0"), as_json=False)
+    assert "2997 words too many" in lint.run("vllm serve m \\\n" * 1_000, lint.LintOptions("0.32.0"), as_json=False)[0]
 
 
 def series(count: int) -> bytes:
