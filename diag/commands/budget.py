@@ -20,7 +20,7 @@ from diag.commands.observe import ObserveOptions, observe
 from diag.commands.options import BudgetOptions
 from diag.core.contract import Contract
 from diag.core.errors import BadUsage
-from diag.core.files import exists, expanded
+from diag.core.files import exists, expanded, is_folder
 from diag.core.formatting import GIB, gibibytes, printable
 from diag.core.metric_prefix import GENERATED, RUNNING, metric
 from diag.http.address import parse
@@ -37,7 +37,7 @@ from diag.vllm.flags.registry import understood, versions
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
-from diag.vllm.memory.model import Model, is_folder, load, read
+from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
 from diag.vllm.memory.shapes import launch_flags
 from diag.vllm.memory.usage import ByteRange
@@ -63,7 +63,7 @@ def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
         budget = estimate(options)
         return (BUDGET_DOCUMENT.text if as_json else render_budget)(budget), STATUS[budget.ledger.verdict]
     has_url, had = options.target.startswith(("http://", "https://")), None
-    if has_url or (Path(options.target) / "recording.toml").is_file():
+    if has_url or exists(Path(options.target) / "recording.toml"):
         is_here = has_url and parse(options.target).is_loopback
         had, options = traffic(options.target), options._replace(foreign=options.foreign or not is_here)
     sizing = size_up(options, had)

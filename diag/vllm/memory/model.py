@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.core.files import expanded, parse_json, read_bytes, read_json, read_text
+from diag.core.files import expanded, is_folder, parse_json, read_bytes, read_json, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -115,14 +115,6 @@ class Model:
     def windows(self) -> tuple[int, ...]:
         """Return for each layer the tokens that it attends to, 0 for all."""
         return tuple(max((mixer.window for mixer in layer.mixers), default=0) for layer in self.stack)
-
-
-def is_folder(name: str) -> bool:
-    """Return True if a folder of that name exists; False for a text that cannot be a path."""
-    try:
-        return expanded(name).is_dir()
-    except (OSError, ValueError):  # too long, NUL
-        return False
 
 
 def find(name: str, command: Command, revision: str = "") -> Path:
