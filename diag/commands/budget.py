@@ -21,9 +21,10 @@ from diag.commands.options import BudgetOptions
 from diag.core.contract import Contract
 from diag.core.declarations import did_you_mean
 from diag.core.errors import BadUsage
-from diag.core.files import exists, expanded
+from diag.core.files import exists, expanded, is_folder
 from diag.core.formatting import GIB, gibibytes, printable
 from diag.core.metric_prefix import GENERATED, RUNNING, metric
+from diag.http.address import parse
 from diag.log.memory_sizes import SETTINGS, LoggedMemory, read_memory_log
 from diag.report.gpu_sizing import BUDGET_DOCUMENT, SIZING_DOCUMENT, Budget, render_budget, render_sizing
 from diag.sources.observation import Observation
@@ -37,7 +38,7 @@ from diag.vllm.flags.registry import understood, versions
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
 from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
-from diag.vllm.memory.model import Model, is_folder, load, read
+from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
 from diag.vllm.memory.shapes import find_shape, launch_flags, served_name, unsized
 from diag.vllm.memory.usage import ByteRange
@@ -62,9 +63,11 @@ def run(options: BudgetOptions, as_json: bool = False) -> tuple[str, int]:
     if not options.compares:
         budget = estimate(options)
         return (BUDGET_DOCUMENT.text if as_json else render_budget)(budget), STATUS[budget.ledger.verdict]
-    is_server = options.target.startswith(("http://", "https://"))
-    is_server |= (Path(options.target) / "recording.toml").is_file()
-    sizing = size_up(options, traffic(options.target) if is_server else None)
+    has_url, had = options.target.startswith(("http://", "https://")), None
+    if has_url or exists(Path(options.target) / "recording.toml"):
+        is_here = has_url and parse(options.target).is_loopback
+        had, options = traffic(options.target), options._replace(foreign=options.foreign or not is_here)
+    sizing = size_up(options, had)
     verdicts = {deployment.ledger.verdict for deployment in sizing.rows}
     status = 0 if sizing.best and "fits" in verdicts else 3 if "cannot tell" in verdicts else 2
     return (SIZING_DOCUMENT.text if as_json else render_sizing)(sizing), status
@@ -105,7 +108,7 @@ def estimate(options: BudgetOptions) -> Budget:
 def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     version = options.version or logged.version
     started = _read_command(options.target, version, options.foreign)
-    model = _read_model(started, version, options.config)
+    model = _read_model(started, version, options)
     gpu = _choose_gpu(options, logged, CPU_SPACE in started.environment)
     planned = setup(started, model, gpu, version)
     if "free" in logged.sizes:
@@ -265,7 +268,7 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     """
     release = options.version or (had.version.partition("+")[0] if had else "")
     started = _read_command(had.launch if had else options.target, release, options.foreign)
-    model = _read_model(started, release, options.config)
+    model = _read_model(started, release, options)
     version = release or versions()[-1]
     length = size(options.context, "--context", most=2**30) if options.context else had.tokens if had else None
     # a model that keeps nothing of a request serves any number, in turn
@@ -396,9 +399,10 @@ def _parse_utilisation(text: str) -> float | None:
 def _read_command(target: str, version: str, foreign: bool) -> Command:
     """Read a launch command, or the folder or id of a model alone."""
     words = target.strip()
-    if not is_folder(words) and not exists(words) and _is_name(words):
+    is_local = not foreign and (is_folder(words) or exists(words))
+    if not is_local and _is_name(words):
         words = re.sub(r"[\s()]+", "-", words).strip("-")
-    is_model = is_folder(words) or (len(words.split()) == 1 and not exists(words))
+    is_model = is_folder(words) if is_local else len(words.split()) == 1
     text = f"vllm serve {shlex.quote(words)}" if is_model else words
     started = command.read_foreign(text, version) if foreign else command.read(text, version=version)
     if not started.model:
@@ -412,11 +416,11 @@ def _is_name(words: str) -> bool:
     return bool(is_plain and (find_shape(words) or unsized(words)))
 
 
-def _read_model(started: Command, version: str, config: str) -> Model:
+def _read_model(started: Command, version: str, options: BudgetOptions) -> Model:
     """Read the model of a command, of --config if it is given; BadUsage if another host has the model's folder."""
-    if config:
-        return read(expanded(config), started.model, version)
-    if started.elsewhere and is_folder(started.model):
+    if options.config:
+        return read(expanded(options.config), started.model, version)
+    if started.elsewhere and not options.foreign and is_folder(started.model):
         raise BadUsage(f"the model's folder is {started.elsewhere}: give the command that runs in there")
     return load(started.model, started, started.get("--revision") or "", version or versions()[-1])
 

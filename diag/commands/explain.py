@@ -14,6 +14,7 @@ from diag.core.incident import Incident, Part, Signal
 from diag.core.metric_prefix import OWN, metric
 from diag.knowledge.catalog import load
 from diag.knowledge.signals import DECLARED
+from diag.log.parse_line import MOST_CHARACTERS
 
 _LIKELY, _FEW = 0.75, 8
 _LONGEST = 200
@@ -67,6 +68,11 @@ def run(name: str, folder: Path | None) -> str:
     from diag.lint.rules import RULES
     from diag.preflight.checks import CHECKS
 
+    if len(name) > MOST_CHARACTERS:
+        raise BadUsage(
+            f"the text has {len(name):,} characters; of at most {MOST_CHARACTERS:,}, those of a line, one is explained,"
+            " and diag doctor LOG reads a whole log"
+        )
     contract, incidents = site(folder, None)
     by_id = {incident.id: incident for incident in incidents}
     if name in by_id:

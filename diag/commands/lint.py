@@ -10,6 +10,7 @@ from typing import Any
 
 from diag.core.contract import Contract, find
 from diag.core.errors import BadContract, BadUsage, NoFile, NoLaunch
+from diag.core.files import is_folder
 from diag.core.formatting import plural
 from diag.core.metric_families import Sample
 from diag.exporter.gpu.collector import GpuCollector
@@ -109,7 +110,7 @@ def launch_files(targets: str | Sequence[str]) -> list[str]:
         if not is_word or is_existing(text):
             is_one = isinstance(targets, str) or len(targets) == 1
             texts += [text] if is_one or not is_word else map(str, _mentioning([Path(text)]))
-        elif Path(text).is_dir():
+        elif is_folder(text):
             texts += map(str, _mentioning(_files(Path(text))))
         elif "*" in text or "?" in text:
             able = sorted(Path(Path(text).anchor).glob(str(Path(text).relative_to(Path(text).anchor))))

@@ -17,7 +17,7 @@ from diag.commands.lint import gpu_samples, ignored_rules, judge, judge_all
 from diag.commands.observe import ObserveOptions, site
 from diag.commands.options import BudgetOptions, PreflightOptions
 from diag.core.errors import BadContract, BadUsage, Unreachable
-from diag.core.files import exists, expanded
+from diag.core.files import exists, expanded, is_folder
 from diag.core.formatting import plural
 from diag.core.metric_families import families
 from diag.http.address import from_environment, is_here, parse
@@ -145,7 +145,7 @@ def _with_weights(facts: PreflightFacts) -> PreflightFacts:
     command = facts.command
     if command is None or command.elsewhere or not command.model or is_open(command.model):
         return facts
-    is_path = command.model.startswith(("/", "~", ".")) or model.is_folder(command.model)
+    is_path = command.model.startswith(("/", "~", ".")) or is_folder(command.model)
     if is_path and not exists(expanded(command.model)):
         return replace(facts, no_folder=redaction.name(command.model))
     if command.get("--load-format") == "dummy":  # vLLM invents the weights

@@ -119,6 +119,14 @@ def expanded(file: str | Path) -> Path:
     return Path(os.path.expanduser(file))  # noqa: PTH111
 
 
+def is_folder(name: str | Path) -> bool:
+    """Return True if a folder of that name exists; False for a text that cannot be a path."""
+    try:
+        return expanded(name).is_dir()
+    except (OSError, ValueError):  # too long, NUL
+        return False
+
+
 def _refuse_others(status: os.stat_result, file: str | Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "it is a device")

@@ -413,7 +413,7 @@ def _read_model(command: Command, version: str) -> tuple[str, Model | None, list
 
 def _is_elsewhere(command: Command, name: str) -> bool:
     """Return True if a model's name is a folder of another host."""
-    return bool(command.elsewhere) and (name.startswith(("/", "~", ".")) or model.is_folder(name))
+    return bool(command.elsewhere) and name.startswith(("/", "~", "."))
 
 
 def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> str:

@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from diag.core.files import parse_json
+from diag.core.files import is_folder, parse_json
 from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, number, removal, rule
 from diag.vllm.command.command import Command
 from diag.vllm.gpus import capability
-from diag.vllm.memory.model import is_folder
 
 _AWQ, _GPTQ = ("awq", "awq_marlin", "auto_awq"), ("gptq", "gptq_marlin", "auto_gptq")
 _PREPARED = (*_AWQ, *_GPTQ, "compressed-tensors")

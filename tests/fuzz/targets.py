@@ -434,7 +434,10 @@ def own_incident(text: bytes) -> str:
         return str([incident.title for incident in load(Path(folder)) if incident.id == "users_own"])
 
 
-_NAME = re.compile(rb"((?:server|current-context|context|cluster|user|name)\W[^,}\n]*)" + MARKER.encode())
+_NAME = re.compile(
+    rb"((?:server|current-context|context|cluster|user|name)\W[^,}\n]*"
+    rb"|[\r\n] *(?:cluster|user|- name|name): [^\r\n{\"']*)" + MARKER.encode()  # in a block a comma is a name's
+)
 
 
 def kubeconfig(text: bytes) -> str:

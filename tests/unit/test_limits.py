@@ -10,12 +10,13 @@ import pytest
 from support.paths import ROOT
 
 from diag.cli import options
-from diag.commands import doctor
+from diag.commands import doctor, explain, lint
 from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
 from diag.commands.mcp.server import LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
 from diag.core import files
+from diag.core.errors import BadUsage
 from diag.diagnosis import decision_table, fleet
 from diag.exporter import infiniband, nccl
 from diag.exposition import LONGEST_LINE, MOST_BYTES, MOST_LINES, NotMetrics, scrapes
@@ -45,6 +46,7 @@ STATED = {
     "line of a page": f"{LONGEST_LINE // 1024} KiB",
     "series of one server": f"{scrapes.MOST_SERIES:,}",
     "line of a log": f"{parse_line.MOST_CHARACTERS // 1024} KiB",
+    "text of `diag explain`": f"{explain.MOST_CHARACTERS // 1024} KiB",
     "log that is followed (`--log`)": f"first {tail.FIRST // MIB} MiB and last {tail.LAST // MIB} MiB",
     "log of a recording, a log as target, `diag budget --log`": f"first {parse_line.FIRST // MIB} MiB and "
     f"last {parse_line.LAST // MIB} MiB",
@@ -59,7 +61,8 @@ STATED = {
     "`diag.toml`, `recording.toml`": f"{files.MOST_TOML_BYTES // MIB} MiB, {files.MOST_TOML_PARTS} levels",
     "baseline file (`--baseline`)": f"{baseline.MOST_BYTES // MIB} MiB; {baseline.MOST_KINDS} kinds of server, "
     f"{baseline.MOST_ROWS:,} windows of each",
-    "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB",
+    "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB; the first 100 servers of one text, "
+    f"{parse.MOST_ARGUMENTS:,} words of each",
     "YAML in them": f"{files.MOST_YAML_VALUES:,} values with aliases written out, {files.MOST_YAML_LEVELS} levels",
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
     "PromQL of an incident file": f"{parser.MOST_DEEP} operators and parentheses",
@@ -92,6 +95,23 @@ def test_the_documentation_states_the_limit_of_the_code(name: str) -> None:
     assert STATED[name] in ROWS[name]
     assert files.MOST_YAML_BYTES == parse.MOST_BYTES
     assert client.Request("/").most_bytes == MOST_BYTES
+
+
+def test_a_text_to_explain_is_refused_at_once_beyond_a_line() -> None:
+    name = "KeyError: 'model.layers.0.self_attn.qkv_proj.weight_scale' "
+    start = time.process_time()
+    with pytest.raises(BadUsage, match=r"the text has 200,000 characters; of at most 65,536.*diag doctor LOG"):
+        explain.run((name * 4000)[:200_000], None)
+    assert time.process_time() - start < 1
+    with pytest.raises(BadUsage, match="there is no incident"):
+        explain.run("x" * explain.MOST_CHARACTERS, None)
+
+
+def test_a_launch_of_too_many_words_is_refused() -> None:
+    """Every rule of lint reads all of them: 150,000 took 20 s."""
+    with pytest.raises(BadUsage, match="the command has more than 10,000 words"):
+        lint.run("vllm serve m \\\n" * 4_000, lint.LintOptions("0.32.0"), as_json=False)
+    assert "2997 words too many" in lint.run("vllm serve m \\\n" * 1_000, lint.LintOptions("0.32.0"), as_json=False)[0]
 
 
 def series(count: int) -> bytes:

@@ -1,16 +1,20 @@
 """An agent asks about nothing but what the command line names, and reads no more than it can."""
 
+import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from support.paths import RECORDINGS
 
-from diag.commands import lint
+from diag.commands import budget, lint
 from diag.commands.mcp import run
 from diag.commands.mcp.answers import quote, quote_foreign, shorten, to_json
 from diag.commands.mcp.server import AgentTools
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed, allow
 from diag.commands.observe import ObserveOptions
+from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.vllm.command.command import Command
@@ -88,6 +92,63 @@ def test_no_file_is_opened_for_a_command_of_an_agent(tmp_path: Path) -> None:
             AgentTools(AllowedTargets()).budget(command=what, gpu="h100")
 
 
+NAMES = (
+    "{0}",
+    "vllm serve {0}",
+    "vllm serve o/m --config {0}.yaml",
+    "docker run vllm/vllm-openai --model {0}",
+    "{0}.yaml",
+)
+
+
+@pytest.mark.parametrize("form", NAMES)
+def test_no_answer_to_an_agent_tells_whether_a_file_exists(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "aa").mkdir()
+    (tmp_path / "aa" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "aa.yaml").write_text("max-num-seqs: 7\n")
+    monkeypatch.chdir(tmp_path)
+    tools = AgentTools(AllowedTargets())
+
+    def answer(name: str, tool: str) -> str:
+        command = form.format(name)
+        try:
+            return str(tools.lint(command, "0.32.0") if tool == "lint" else tools.budget(command, gpu="h100"))
+        except BadUsage as refused:
+            return str(refused)
+
+    for place in ("", f"{tmp_path}/", f"../{tmp_path.name}/", f"x/../../{tmp_path.name}/"):
+        for tool in ("lint", "budget"):
+            assert answer(f"{place}aa", tool).replace("aa", "ab") == answer(f"{place}ab", tool), (place, tool)
+
+
+@pytest.mark.parametrize("kind", ["log", "recording"])
+def test_no_file_is_opened_that_a_recording_or_a_log_names(kind: str, tmp_path: Path) -> None:
+    """Neither for an agent nor for `diag budget`: its launch is a command of another host."""
+    model, recordings = tmp_path / "model", tmp_path / "recordings"
+    model.mkdir()
+    (model / "config.json").write_text('{"architectures": ["MarkerForCausalLM"]}')
+    (model / "flags.yaml").write_text("no-such-marker-flag: 1\n")
+    launch, target = f"vllm serve {model} --config {model}/flags.yaml", recordings / kind
+    if kind == "log":
+        recordings.mkdir()
+        target.write_text(f"{launch}\n")
+    else:
+        shutil.copytree(RECORDINGS / "healthy", target)
+        about = (target / "recording.toml").read_text()
+        (target / "recording.toml").write_text(re.sub(r"(?m)^launch = .*", f'launch = "{launch}"', about))
+    tools = AgentTools(AllowedTargets(recordings=recordings))
+    for more in ({"gpu": "h100"}, {"all_gpus": True}):
+        with pytest.raises(BadUsage) as refused:
+            tools.budget(target=kind, **more)
+        assert "arker" not in str(refused.value)
+    if kind == "recording":
+        with pytest.raises(BadUsage, match="not looked at for a command from elsewhere") as refused:
+            budget.run(BudgetOptions(str(target), all_gpus=True))
+        assert "arker" not in str(refused.value)
+
+
 def test_a_model_is_found_only_in_the_cache_and_a_recording_only_below_its_folder(tmp_path: Path) -> None:
     (tmp_path / "models--o--m" / "snapshots").mkdir(parents=True)
     for place in (tmp_path, tmp_path / "models--o--m"):
@@ -98,7 +159,7 @@ def test_a_model_is_found_only_in_the_cache_and_a_recording_only_below_its_folde
         assert "31337" not in str(found), words
     command = Command((), 0, {}, "o/m", (), elsewhere="on another host")
     for name, revision in ((str(tmp_path), ""), ("o/m", str(tmp_path)), ("o/m", "..")):
-        with pytest.raises(BadUsage, match=r"neither a folder nor in the local cache|is no branch, tag or commit"):
+        with pytest.raises(BadUsage, match=r"nor in the local cache|is no branch, tag or commit"):
             find(name, command, revision)
 
 

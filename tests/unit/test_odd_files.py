@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from diag.commands import lint
+from diag.commands import budget, lint
 from diag.commands.budget import estimate
+from diag.commands.mcp.targets import allow
+from diag.commands.observe import ObserveOptions
 from diag.commands.options import BudgetOptions
 from diag.core import files
 from diag.core.contract import read as read_contract
@@ -106,6 +108,30 @@ def test_a_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
 def test_a_name_that_no_file_can_have_is_an_os_error(name: str, reason: str) -> None:
     with pytest.raises(OSError, match=reason), opened(name):
         pass
+
+
+LONG = "x" * 300
+NO_FILES: dict[str, Callable[[str], object]] = {
+    "lint": lambda name: lint.run([name], lint.LintOptions("0.32.0"), as_json=False),
+    "budget": lambda name: budget.run(BudgetOptions(name, all_gpus=True)),
+    "budget of a command": lambda name: budget.run(BudgetOptions(f"vllm serve m {name}", all_gpus=True)),
+    "mcp": lambda name: allow([], Path(name), "", ObserveOptions([])),
+}
+
+
+@pytest.mark.parametrize("reader", NO_FILES)
+@pytest.mark.parametrize("name", [LONG, f"x/{LONG}", "a/" * 3000, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused_in_a_sentence(reader: str, name: str) -> None:
+    with pytest.raises(BadUsage):
+        NO_FILES[reader](name)
+
+
+def test_a_kubeconfig_of_a_name_that_no_file_can_have_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes")
+    monkeypatch.setenv("KUBECONFIG", LONG)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(BadUsage, match="there is no kubeconfig at xxx"):
+        cluster_of("inference")
 
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

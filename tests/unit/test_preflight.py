@@ -26,13 +26,23 @@ from diag.core.errors import BadContract, BadUsage
 from diag.core.files import read_yaml
 from diag.knowledge.catalog import load
 from diag.preflight import machine
-from diag.preflight.check import PreflightFacts, State
+from diag.preflight.check import NotChecked, PreflightFacts, State
 from diag.preflight.checks import CHECKS, Preflight, preflight
 from diag.preflight.machine import Machine, Wheel
+from diag.preflight.telemetry import pager_route
 from diag.report import preflight as text
 from diag.sources import kept_ramp
 from diag.vllm.command.parse import parse
 
+ROUTES: dict[str, list[State]] = {
+    "critical|warning": ["pass"],
+    "(?i)crit.*": ["pass"],
+    "[a-z]+(-x)?": ["pass"],
+    "warning": ["fail"],
+    "((((.*)*)*)*)*x": [],
+    ".*" * 40 + "x": [],
+}
+"""Patterns of a route, and what is said of it; nothing of one that Python matches in exponential time."""
 LAUNCH = f"vllm serve {MODELS}/llama-3-8b --max-model-len 8192 --load-format dummy"
 IDLE = H100 | {"utilization": 0, "used": 2 * GIB, "free": 77 * GIB}
 NO_LIMIT = {"open_files": "this host has another limit"}
@@ -506,3 +516,20 @@ def test_a_server_that_runs_is_judged_by_its_exporters_page() -> None:
     assert states(result, "power_limit") == states(result, "pcie_width") == {"pass"}
     assert states(result, "unknown_flag") == {"fail"}
     assert states(result, "port_free") == states(result, "weight_files") == set()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pattern", ROUTES)
+def test_a_pattern_of_a_route_takes_no_exponential_time(pattern: str) -> None:
+    config = {
+        "route": {"receiver": "none", "routes": [{"match_re": {"severity": pattern}, "receiver": "pager"}]},
+        "receivers": [{"name": "none"}, {"name": "pager", "webhook_configs": [{"url": "http://h"}]}],
+    }
+    answer = {"config": {"original": json.dumps(config)}}
+    facts = PreflightFacts(Contract(), (), "0.32.0", running=False, alertmanager=lambda _: answer)
+    try:
+        states: list[State] = [outcome.state for outcome in pager_route(facts)]
+    except NotChecked as error:
+        assert "a pattern that diag does not read" in str(error)
+        states = []
+    assert states == ROUTES[pattern]

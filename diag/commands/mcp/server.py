@@ -6,11 +6,11 @@ than its type names.
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Required, cast
 
 from mcp.server import MCPServer
@@ -29,11 +29,10 @@ from diag.commands.mcp.answers import COMPACT, DETAILED, quote, quote_foreign, q
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed, instructions, own_texts
 from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage, DiagError, internal_error
-from diag.core.files import exists
 from diag.http.client import run_in_thread
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.vllm.command.parse import parse
-from diag.vllm.memory.model import CACHE_VARIABLES, is_folder
+from diag.vllm.memory.model import CACHE_VARIABLES
 
 MOST_AT_ONCE = 4
 """Calls that run at the same time; further ones are queued."""
@@ -273,7 +272,7 @@ class AgentTools(NamedTuple):
             gpu,
             gpu_memory,
             version=vllm_version,
-            foreign=bool(command),
+            foreign=True,
             all_gpus=all_gpus,
             context=context,
             concurrency=concurrency,
@@ -302,9 +301,13 @@ class AgentTools(NamedTuple):
         return cast(VerifyAnswer, answers.comparison(verify.verify(recorded, self.targets.pages(after)), detail))
 
 
+_A_FILE = re.compile(r"[/~.]|\S+\.(?:ipynb|json|log|md|py|sh|tf|toml|txt|ya?ml)\Z")
+
+
 def _not_a_file(command: str) -> str:
-    """Return the command; NotAllowed for the name of a file."""
-    if exists(command.strip()):
+    """Return the command; NotAllowed for what may name a file, whether or not there is one: that is not told."""
+    command = command.strip()
+    if _A_FILE.match(command) and not re.search(r"\s-|\n|\bserve\b", command):
         raise NotAllowed("give the command itself: no file of this host is opened for an agent")
     return command
 
@@ -321,7 +324,7 @@ def _without_files(command: str) -> str:
         cache = any(name in parsed.environment for name in CACHE_VARIABLES) or "/" in (parsed.get("--revision") or "")
     if config_file:
         raise NotAllowed("write the flags of its --config file into the command: that file is not opened for an agent")
-    if cache or is_folder(model) or Path(model).is_absolute() or model.startswith(("~", ".")):
+    if cache or re.match(r"[/~.]", model) or model.count("/") > 1:
         raise NotAllowed("name the model by its Hugging Face id: no folder of this host is opened for an agent")
     return command
 

@@ -12,7 +12,7 @@ from diag.commands.mcp.answers import ADDED, CLOSE, OPEN, declared_texts, quote_
 from diag.commands.observe import ObserveOptions, site
 from diag.commands.verify import EXIT
 from diag.core.errors import BadUsage
-from diag.core.files import expanded
+from diag.core.files import expanded, is_folder
 from diag.core.formatting import listed, printable
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.http.address import Address, parse, without_user
@@ -123,7 +123,7 @@ def allow(urls: Sequence[str], recordings: Path | None, prometheus: str, base: O
         address = parse(url)
         if address.authorization or address.query:
             raise BadUsage(f"{address.shown}: credentials of servers come from the environment, not from their URLs")
-    if recordings and not recordings.is_dir():
+    if recordings and not is_folder(recordings):
         raise BadUsage(f"--recordings {printable(str(recordings))} is not a folder")
     return AllowedTargets({_identity(parse(url)): url for url in urls}, recordings, prometheus, base)
 

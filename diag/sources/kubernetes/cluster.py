@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from diag.core.errors import BadUsage, DiagError, Unreachable
-from diag.core.files import expanded, parse_json
+from diag.core.files import exists, expanded, parse_json
 from diag.core.formatting import listed, printable
 from diag.http.address import Address, Credentials, parse
 from diag.http.client import Client, Request, Response, run_in_thread
@@ -75,7 +75,7 @@ def cluster_of(text: str) -> tuple[Place, Address, Credentials]:
     except ImportError as error:
         raise BadUsage(MISSING) from error
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
-    if any(expanded(file).is_file() for file in files.split(os.pathsep) if file):
+    if any(exists(expanded(file)) for file in files.split(os.pathsep) if file):
         with _loader_errors(files):
             merged = kube_config.KubeConfigMerger(files).config
             contexts = [str(context.value["name"]) for context in merged.value["contexts"]] if merged else []

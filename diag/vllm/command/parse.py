@@ -114,6 +114,8 @@ def elsewhere(words: Sequence[str]) -> str:
 MOST_BYTES = 2**20
 _MOST_WORDS = 2**10
 """Words of an array, since an array may be made of arrays."""
+MOST_ARGUMENTS = 10_000
+"""Words of a launch: every rule of lint reads all of them."""
 _MOST_UNKNOWN = 100
 """Most unknown options: the search for similar flags takes some milliseconds for each."""
 _ARGUMENTS = re.compile(r"\$\{?\w*(?:ARGS|OPTS|OPTIONS|FLAGS|args|opts)(?:_STR|_str)?(?:\[[@*]\])?\}?")
@@ -674,6 +676,8 @@ def _serve_end(words: Sequence[str]) -> int | None:
 def _command(
     words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
 ) -> Command:
+    if len(words) > MOST_ARGUMENTS:
+        raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     filled = filled_in(words, environment)
     mentions, loose = options(filled, start, version)
     if sum(option.option is None for option in mentions) > _MOST_UNKNOWN:

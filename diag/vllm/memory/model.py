@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.errors import BadUsage
-from diag.core.files import expanded, parse_json, read_bytes, read_json, read_text
+from diag.core.files import expanded, is_folder, parse_json, read_bytes, read_json, read_text
 from diag.core.formatting import MIB
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
@@ -117,14 +117,6 @@ class Model:
         return tuple(max((mixer.window for mixer in layer.mixers), default=0) for layer in self.stack)
 
 
-def is_folder(name: str) -> bool:
-    """Return True if a folder of that name exists; False for a text that cannot be a path."""
-    try:
-        return expanded(name).is_dir()
-    except (OSError, ValueError):  # too long, NUL
-        return False
-
-
 def find(name: str, command: Command, revision: str = "") -> Path:
     """Return the folder of a model: the folder itself, or the snapshot of an id in the local Hugging Face cache.
 
@@ -147,8 +139,9 @@ def find(name: str, command: Command, revision: str = "") -> Path:
         return snapshot
     harmless = redaction.name(name)
     fetch = f"fetch it with `hf download {harmless} config.json`, or " if _HUB_ID.fullmatch(harmless) else ""
+    no_folder = f"not a folder (one is {command.elsewhere})" if command.elsewhere else "neither a folder"
     raise NoFolder(
-        f"the model {quote(harmless or '...')} is neither a folder nor in the local cache {quote(str(hub))};"
+        f"the model {quote(harmless or '...')} is {no_folder} nor in the local cache {quote(str(hub))};"
         f" diag downloads nothing: {fetch}give a folder with its config.json"
     )
 
