@@ -26,6 +26,8 @@ _NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "na
 _KEYS = read(Path(__file__).with_name("keys.toml"), tuple[_NameList, ...], "keys")
 _KEYS_OF = ("0.32.0", "0.33.0")
 """The releases whose keys keys.toml has as known."""
+_STRICT = "0.16.0"
+"""The first release that is known to refuse keys that it does not have (`config` in vllm/config/utils.py)."""
 _LISTED = "0.33.0"
 """The release whose names names.toml has."""
 
@@ -69,9 +71,11 @@ def no_such_key(target: LintTarget) -> Iterator[Match]:
             near = did_you_mean(key, keys.known)
             if "." not in key and key not in (*keys.known, *keys.former) and (near or is_listed) and not is_open(key):
                 which = f"{target.version} has no such key" if is_listed else "no release that was read has this key"
+                is_refused = is_listed and target.since(_STRICT)
                 is_shown = near or key in keys.never  # another one may be a secret
                 name = f"{keys.flag}.{key[:40]}" if is_shown else f"a key of {keys.flag}"
-                yield Match(f"{name}: {which}{near}", severity=None if is_listed else "warning")
+                why = "" if is_refused else f"Releases before {_STRICT} ignore a key that they do not have, later ones refuse it"
+                yield Match(f"{name}: {which}{near}", why, severity=None if is_refused else "warning")
 
 
 @rule(topic="memory")

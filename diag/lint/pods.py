@@ -104,6 +104,7 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     around = " ".join([command.writing, *(word for words, _ in command.around for word in words), *command.words])
     apart = ("--nnodes", "--data-parallel-rank", "--data-parallel-address", "--data-parallel-start-rank", "--headless")
     is_shared = _DISTRIBUTED.search(around) or any(command.get(flag) is not None for flag in apart)
+    is_shared = is_shared or "ray start" in target.text
     strays = [command.words[at] for at in command.strays]
     is_shared = is_shared or any("parallel-size" in word for word in strays)  # and its value, in one word
     if is_shared or command.config or any(map(is_open, (*values, *strays))):

@@ -548,6 +548,8 @@ def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     gpus = asked.get("accelerators", asked.get("gpu"))
     name = "a SkyPilot task" if "run" in document else "a dstack service"
     around = accelerators(gpus, name[2:], nodes) or Container(name[2:], shared_memory=None, is_whole=False, nodes=nodes)
+    around = around._replace(build=str(asked.get("image_id") or document.get("image") or "").removeprefix("docker:"))
+    exports += [f"SKYPILOT_NUM_GPUS_PER_NODE={around.gpus}"] if around.gpus else []
     yield Writing(name, "\n".join([*exports, text]), around, place=str(document.get("name") or ""))
 
 
@@ -590,6 +592,17 @@ def _backend_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writ
             yield Writing("a BackendRuntime", command, around, place=str(configuration.get("name") or ""))
 
 
+def _truss(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the server of a configuration of Baseten's Truss: a script, and the GPUs of its replica."""
+    script = str(inner(document, "docker_server").get("start_command") or "")
+    asked = inner(document, "resources").get("accelerator")
+    box = accelerators(asked, "replica") or Container("replica", shared_memory=None, is_whole=False)
+    pairs = _variables({"env": document.get("environment_variables")})[1]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in pairs.items()]
+    box = box._replace(build=str(inner(document, "base_image").get("image") or ""))
+    yield Writing("a Truss", "\n".join([*exports, script]), box, place=str(document.get("model_name") or ""))
+
+
 _FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
     "Model": _kubeai,
     "VLLMRuntime": _vllm_runtime,
@@ -597,6 +610,7 @@ _FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
     "BackendRuntime": _backend_runtime,
     "run": _sky,
     "commands": _sky,
+    "docker_server": _truss,
 }
 """Readers by the kind of a document, or by a key at its top."""
 
@@ -609,7 +623,7 @@ def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
 
 
 def _image(node: Mapping[str, Any]) -> str:
-    name, tag = node.get("repository") or "", node.get("tag")
+    name, tag = node.get("repository") or node.get("image") or node.get("name") or "", node.get("tag")
     return f"{name}:{tag}" if name and tag else str(name)
 
 
@@ -704,7 +718,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     try:
         documents = parse_yaml(text, name)
         with suppress(BadUsage):
-            documents = parse_yaml(filled_templates(whole), name) if "{{" in whole else documents
+            documents = parse_yaml(filled_templates(whole), name) if re.search(r"\{[{%]", whole) else documents
         return documents
     except BadUsage as failure:
         error = failure
@@ -723,7 +737,8 @@ def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     """Mark launches of a template: its values add words to the command and keys to the container."""
     if not template(text) and not re.search(r"\{%[-+]?\s*(?:el|for\b)", text):
         return tuple(launches)
-    boxes = ((one, one.container and one.container._replace(is_whole=False, shared_memory=None)) for one in launches)
+    unsure = {"is_whole": False, "shared_memory": None, **({"is_served": False} if "readinessProbe" in text else {})}
+    boxes = ((one, one.container and one.container._replace(**unsure)) for one in launches)
     return tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in boxes)
 
 

@@ -15,6 +15,7 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
+from diag.vllm.command.shell import is_default, with_default
 from diag.vllm.flags.registry import understood
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
@@ -93,9 +94,9 @@ def _foreign_names(nodes: list[ast.AST]) -> set[str]:
     return {
         alias.asname or alias.name
         for node in nodes
-        if isinstance(node, ast.ImportFrom) and not re.match(r"\w*vllm|ray\b|beam\b", node.module or "")
+        if isinstance(node, ast.ImportFrom | ast.Import)
         for alias in node.names
-        if alias.name != "vllm"
+        if not re.match(r"\w*vllm|ray\b|beam\b", getattr(node, "module", alias.name) or "") and alias.name != "vllm"
     } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
 
@@ -171,8 +172,18 @@ class _Values:
                 numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
                 if all(isinstance(number, int | float) and abs(number) < _LARGEST for number in numbers):
                     return _ARITHMETIC[type(kind)](*numbers)
-            case ast.Call(func=ast.Name(id="str"), args=[inner]):
-                return str(self._literal(inner, depth + 1))
+            case ast.Call(func=ast.Name(id="str" | "int" | "float" as kind), args=[inner]):
+                value = self._literal(inner, depth + 1)
+                return value if is_default(value) else {"str": str, "int": int, "float": float}[kind](value)
+            case ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[ast.Constant(value=str() as name), inner]):
+                value = self._literal(inner, depth + 1)
+                if "environ" in ast.unparse(node.func) or ast.unparse(node.func) == "os.getenv":
+                    return with_default(name, str(value))
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self._literal(body if self._literal(test, depth + 1) else orelse, depth + 1)
+            case ast.JoinedStr(values=parts):
+                inner_parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
+                return "".join(str(self._literal(part, depth + 1)) for part in inner_parts)
             case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
                 return text
             case ast.Dict() | ast.Call():
@@ -404,6 +415,10 @@ class _Source(_Values):
             if id(getattr(statement, "value", None)) in self._assigned and _names(statement.targets[0])[1] == name:  # type: ignore[attr-defined]
                 break  # another list
             if isinstance(statement, ast.If):
+                with suppress(_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
+                    taken = statement.body if self._literal(statement.test, 0) else statement.orelse
+                    lines += self._script(taken, name, is_joined)
+                    continue
                 ways = [self._script(body, name, is_joined) for body in (statement.body, statement.orelse)]
                 lines += ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"] * any(ways)
                 continue
