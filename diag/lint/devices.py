@@ -74,7 +74,11 @@ def no_such_key(target: LintTarget) -> Iterator[Match]:
                 is_refused = is_listed and target.since(_STRICT)
                 is_shown = near or key in keys.never  # another one may be a secret
                 name = f"{keys.flag}.{key[:40]}" if is_shown else f"a key of {keys.flag}"
-                why = "" if is_refused else f"Releases before {_STRICT} ignore a key that they do not have, later ones refuse it"
+                why = (
+                    ""
+                    if is_refused
+                    else f"Releases before {_STRICT} ignore a key that they do not have, later ones refuse it"
+                )
                 yield Match(f"{name}: {which}{near}", why, severity=None if is_refused else "warning")
 
 

@@ -401,7 +401,9 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     if program := other_program(command):
         yield f"flags of {program}, which reads the command"
     usual = next(iter(command.by_default), command)
-    flags, open_ = ([redaction.flag(one) for one in way.given if any(map(is_open, one.values))] for way in (command, usual))
+    flags, open_ = (
+        [redaction.flag(one) for one in way.given if any(map(is_open, one.values))] for way in (command, usual)
+    )
     if by_default := [name for name in dict.fromkeys(filter(None, flags)) if name not in open_]:
         shown = ", ".join(by_default[:_MOST_NAMED]) + (" ..." if len(by_default) > _MOST_NAMED else "")
         yield f"other values of {shown} than the defaults of variables"

@@ -93,7 +93,8 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
     parts = _joined([part for document in documents for part in (items(document, "items") or [document])])
-    reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
+    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in parts if _kind(part) == "ConfigMap"}
+    reader, length, is_read = _Reader(scaled_on(parts), version, maps=maps), 0, False
     read = (_with_service(writing, part, parts) for part in parts for writing in reader.document(part))
     for writing in chain(read, _scripts(parts)):
         if writing.name == SCRIPT and is_read and writing.place not in _HOST_SCRIPTS:
@@ -103,6 +104,24 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
+
+
+def _kind(part: Any) -> Any:
+    return part.get("kind") if isinstance(part, dict) else None
+
+
+def _configured(node: Mapping[str, Any], maps: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Fill in the variables of a container that ConfigMaps of the same text set."""
+    named = [(entry, inner(entry, "configMapRef").get("name")) for entry in items(node, "envFrom")]
+    if not maps or not isinstance(node.get("env", []), list):
+        return node
+    entries = [{"name": key, "value": value} for _, name in named for key, value in maps.get(name, {}).items()]
+    for entry in _listed(node.get("env")):
+        source = inner(entry, "valueFrom", "configMapKeyRef")
+        value = maps.get(source.get("name"), {}).get(source.get("key"))
+        entries.append(entry if value is None else {"name": entry.get("name"), "value": value})
+    rest = [entry for entry, name in named if name not in maps]
+    return {**node, "env": entries, "envFrom": rest} if entries else node
 
 
 def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
@@ -204,11 +223,12 @@ def article(name: str) -> str:
 
 
 class _Reader(NamedTuple):
-    """`image` is that of the chart around containers which name none."""
+    """`image` is that of the chart around containers which name none, `maps` has the texts of ConfigMaps by name."""
 
     metrics: Sequence[str]
     version: str
     image: str = ""
+    maps: Mapping[Any, Mapping[str, Any]] = {}
 
     def document(self, document: Any) -> Iterator[Writing]:
         if not isinstance(document, dict):
@@ -297,6 +317,7 @@ class _Reader(NamedTuple):
         self, node: Mapping[str, Any], name: str, spec: Mapping[str, Any], *, is_pod: bool, is_whole: bool = True
     ) -> Iterator[Writing]:
         """Yield a `docker run` of a container that mentions vLLM."""
+        node = _configured(node, self.maps)
         called = {name: key for key in node for name, able in _NAMES.items() if isinstance(key, str) and able(key)}
         if _SESSIONS & node.keys():
             return  # a container of a developer, in which a command starts the server
@@ -737,8 +758,11 @@ def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     """Mark launches of a template: its values add words to the command and keys to the container."""
     if not template(text) and not re.search(r"\{%[-+]?\s*(?:el|for\b)", text):
         return tuple(launches)
-    unsure = {"is_whole": False, "shared_memory": None, **({"is_served": False} if "readinessProbe" in text else {})}
-    boxes = ((one, one.container and one.container._replace(**unsure)) for one in launches)
+    boxes = (
+        (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))
+        for one in launches
+        for is_served in [bool(one.container and one.container.is_served) and "readinessProbe" not in text]
+    )
     return tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in boxes)
 
 

@@ -152,7 +152,9 @@ GUIDES = (".md", ".mdx", ".markdown", ".rst")
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _INDENTED = re.compile(r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t)[^\n]*\n?)+)")
 """A code block without fences."""
-_OTHER_ENGINE = re.compile(r"^[ \t>]*(?:from|import) (?:tensorrt_llm|sglang|lmdeploy|mlc_llm|gpt4all|llama_cpp)\b", re.MULTILINE)
+_OTHER_ENGINE = re.compile(
+    r"^[ \t>]*(?:from|import) (?:tensorrt_llm|sglang|lmdeploy|mlc_llm|gpt4all|llama_cpp)\b", re.MULTILINE
+)
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(
@@ -169,6 +171,7 @@ _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", 
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
+_DECLARING = ("export", "declare", "typeset", "readonly", "local", "set", "setenv", "if", ":")
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _ENGINE = re.compile(r"^[ \t]*\{%", re.MULTILINE)
 """A line of a template engine."""
@@ -581,11 +584,13 @@ def _run(
         for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
             own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
             assigned[name] = _expand(value, {**plain, **own})
+        is_unit = any(word.startswith("Environment=") for word in filled)
+        if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
+            continue  # X=1 vllm serve ...: of this command alone
         environment |= assigned
         for variable in assigned:
             plain.pop(variable, None)
         plain |= _plain(assigned)
-        is_unit = any(word.startswith("Environment=") for word in filled)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
 

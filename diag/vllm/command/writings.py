@@ -108,7 +108,10 @@ def _supervised(text: str) -> tuple[Writing, ...]:
     """Return the programs of a configuration of Supervisor."""
     launches = list[Writing]()
     for name, program in re.findall(r"^\[program:([^\]\n]*)\][ \t]*$(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL):
-        command, variables = (re.search(rf"^{key}[ \t]*=[ \t]*(.*(?:\n[ \t]+.*)*)", program, re.MULTILINE) for key in ("command", "environment"))
+        command, variables = (
+            re.search(rf"^{key}[ \t]*=[ \t]*(.*(?:\n[ \t]+.*)*)", program, re.MULTILINE)
+            for key in ("command", "environment")
+        )
         if command and "vllm" in command[1]:
             pairs = variables[1].replace(",", " ") if variables else ""
             line = re.sub(r"\s*\n\s*", " ", command[1])
@@ -195,8 +198,10 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
         worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
         if worker:
             return (Writing("a Dockerfile, by its variables", serve(worker, unread(stage.environment))),)
-        if not re.search(r"(?:^|/)vllm-openai(?::|@|$)", stage.image):
-            raise NoLaunch("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
+        if not secrets or not re.search(r"(?:^|/)vllm-openai(?::|@|$)", stage.image):
+            raise NoLaunch(
+                "the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container"
+            )
         words = ["$ARGS"]  # of the container, for the image's own entry point
     baked = tuple(f"{by} {name}" for name, by in secrets.items())
     around = Container("image", shared_memory=None, is_whole=False, baked=baked)
