@@ -1212,6 +1212,23 @@ TABLE = {
         "FROM vllm/vllm-openai:v0.25.1\nARG HF_TOKEN\nENV HF_TOKEN=$HF_TOKEN\n",
         [{"secret_in_the_image": 1}],
     ),
+    "a model larger than any GPU": (
+        "s.sh",
+        "vllm serve deepseek-ai/DeepSeek-V3 --max-model-len 8192\nvllm serve deepseek-ai/DeepSeek-V3 -tp 8 -tp 8\n"
+        "vllm serve deepseek-ai/DeepSeek-V3 $ARGS\nvllm serve deepseek-ai/DeepSeek-V3 -tp $TP\n"
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct\nVLLM_CPU_KVCACHE_SPACE=40 vllm serve deepseek-ai/DeepSeek-V3\n",
+        [{"model_does_not_fit": 2}, {}, {}, {}, {}, {}],
+    ),
+    "a model whose name has no size": (
+        "p.yaml",
+        pod(
+            "deepseek-ai/DeepSeek-V3, -tp, '8'",
+            ", startupProbe: {httpGet: {path: /health, port: 8000}, periodSeconds: 10, failureThreshold: 30}"
+            ", resources: {limits: {nvidia.com/gpu: 8}}, volumeMounts: [{name: shm, mountPath: /dev/shm},"
+            " {name: c, mountPath: /root/.cache/huggingface}]",
+        ),
+        [{"probe_kills_the_start": 1}],
+    ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
 
