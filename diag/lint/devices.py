@@ -92,11 +92,19 @@ def no_such_key(target: LintTarget) -> Iterator[Match]:
 def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
     ranks, largest = target.local_ranks(), max(gpus().values(), key=lambda kind: kind.memory)
     is_named = bool(target.used_gpus())
-    if not is_named and target.lacks() and not _OTHER_CHIPS.search(f"{target.command.image} {target.build} {[*target.command.environment]}"):
+    command, box = target.command, target.command.container
+    is_shown = target.lacks() and (box is None or box.is_whole or box.gpus is not None)  # and no values of a chart
+    if (
+        not is_named
+        and is_shown
+        and not _OTHER_CHIPS.search(f"{command.image} {target.build} {[*command.environment]}")
+    ):
         any_gpu = HostGpu("0", largest.name, largest.memory, largest.memory)
         target = replace(target, gpus=HostGpus((any_gpu,) * min(ranks, _MOST_RANKS), {}))
     judged = memory_ledger(target) if target.used_gpus() else None
     if judged and judged.verdict == "does not fit" and not judged.setup.refused:
         gpu = target.used_gpus()[0].name if is_named else f"of any kind, {gibibytes(largest.memory)} at most"
         count = f"{ranks} x " if is_named and ranks > 1 else "" if is_named else f"{plural(ranks, 'GPU')} "
-        yield Match(f"The model does not fit {count}{gpu}: {'; '.join(judged.reasons)}")
+        is_guide = not is_named and "```" in target.text  # which may leave the parallelism to its reader
+        message = f"The model does not fit {count}{gpu}: {'; '.join(judged.reasons)}"
+        yield Match(message, severity="warning" if is_guide else None)

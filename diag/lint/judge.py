@@ -58,6 +58,8 @@ _OWN = re.compile(
 """vLLM's own images, also in a registry that mirrors them; `vllm` stands for an image that is unknown."""
 _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|/|$)")
 """vLLM's version in the name of a file or a folder, such as vllm_0.9.2.sif."""
+_GIVEN_IF = re.compile(r"\$\{(\w{1,60}):?\+.*\}", re.DOTALL)
+"""Words that are there if a variable is set."""
 _HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
 _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|stable)(?:[-_][\w.-]*)?)?|.*\$.*")
@@ -408,7 +410,8 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         shown = ", ".join(by_default[:_MOST_NAMED]) + (" ..." if len(by_default) > _MOST_NAMED else "")
         yield f"other values of {shown} than the defaults of variables"
     flags = open_
-    words = [word for word in (command.words[at] for at in command.strays) if redaction.is_variable(word)]
+    strays = (_GIVEN_IF.sub(r"$\1", command.words[at]) for at in command.strays)
+    words = [word for word in strays if redaction.is_variable(word)]
     if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
         missing = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
         yield f"the value{'s' * (len(names) > 1)} of {missing}, which the text does not show"

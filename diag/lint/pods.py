@@ -37,7 +37,9 @@ def _limits_of_the_start(target: LintTarget) -> Iterator[tuple[str, float, float
     weights = float(size[1]) * (0.25 if halved else 1) if size and len(size[1]) < 6 else 0
     if not size and (judged := memory_ledger(target)):  # a name without its size, such as DeepSeek-V3
         loaded = [row.computed.low for row in judged.rows if row.name == "weights" and row.computed]
-        weights = sum(loaded) * target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size") / _READ
+        weights = (
+            sum(loaded) * target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size") / _READ
+        )
     for name in names:
         if probe := container.checks.get(name):
             by = f"{name} without a startup probe" if name == "liveness probe" else name

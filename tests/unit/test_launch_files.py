@@ -1133,7 +1133,8 @@ TABLE = {
     ),
     "the variables of a ConfigMap": (
         "p.yaml",
-        pod("m").rstrip() + "\n---\nkind: ConfigMap\nmetadata: {name: c}\ndata: {VLLM_ALLOW_LONG_MAX_MODEL_LEN: '1'}\n---\n"
+        pod("m").rstrip() + "\n---\nkind: ConfigMap\nmetadata: {name: c}\n"
+        "data: {VLLM_ALLOW_LONG_MAX_MODEL_LEN: '1'}\n---\n"
         + pod("m", ", envFrom: [{configMapRef: {name: c}}]"),
         [{}, {"longer_context_allowed": 1}],
     ),
@@ -1218,6 +1219,23 @@ TABLE = {
         "vllm serve deepseek-ai/DeepSeek-V3 $ARGS\nvllm serve deepseek-ai/DeepSeek-V3 -tp $TP\n"
         "vllm serve meta-llama/Llama-3.1-70B-Instruct\nVLLM_CPU_KVCACHE_SPACE=40 vllm serve deepseek-ai/DeepSeek-V3\n",
         [{"model_does_not_fit": 2}, {}, {}, {}, {}, {}],
+    ),
+    "a guide to a model larger than any GPU": (
+        "g.md",
+        "```bash\nvllm serve deepseek-ai/DeepSeek-V3\n```\n",
+        [{"model_does_not_fit": 1}],
+    ),
+    "values of a chart for a model larger than any GPU": (
+        "values.yaml",
+        "model: {name: deepseek-ai/DeepSeek-V3}\nimage: {repository: vllm/vllm-openai, tag: v0.25.1}\n"
+        "vllm: {maxModelLen: 8192, maxNumSeqs: 8}\n",
+        [{}],
+    ),
+    "a comment of Jinja beside YAML": (
+        "m.j2",
+        "{# builds a vLLM serve command with arguments #}\n{% macro a() %}\nkind: x\n"
+        "vllm serve m --swap-space 4\n{% endmacro %}\n",
+        [{"removed_flag": 1}],
     ),
     "a model whose name has no size": (
         "p.yaml",

@@ -112,13 +112,13 @@ def _kind(part: Any) -> Any:
 
 def _configured(node: Mapping[str, Any], maps: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
     """Fill in the variables of a container that ConfigMaps of the same text set."""
-    named = [(entry, inner(entry, "configMapRef").get("name")) for entry in items(node, "envFrom")]
+    named = [(entry, str(inner(entry, "configMapRef").get("name"))) for entry in items(node, "envFrom")]
     if not maps or not isinstance(node.get("env", []), list):
         return node
     entries = [{"name": key, "value": value} for _, name in named for key, value in maps.get(name, {}).items()]
     for entry in _listed(node.get("env")):
         source = inner(entry, "valueFrom", "configMapKeyRef")
-        value = maps.get(source.get("name"), {}).get(source.get("key"))
+        value = maps.get(str(source.get("name")), {}).get(str(source.get("key")))
         entries.append(entry if value is None else {"name": entry.get("name"), "value": value})
     rest = [entry for entry, name in named if name not in maps]
     return {**node, "env": entries, "envFrom": rest} if entries else node

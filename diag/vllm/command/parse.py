@@ -298,6 +298,8 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
         launches, refused = (), error  # a script may hold a manifest or Python
     if launches:
         return _commands(launches, version, folder, text)
+    if suffix == ".j2":  # with the keys of a YAML
+        text = filled_templates(text)
     try:
         return tuple(one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder))
     except BadUsage as error:
