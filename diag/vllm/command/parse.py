@@ -150,7 +150,7 @@ _DIRECTIVE = re.compile(
 GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
-_INDENTED = re.compile(r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t)[^\n]*\n?)+)")
+_INDENTED = re.compile(r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t)[^\n]*(?:\n|\Z))+)")
 """A code block without fences."""
 _OTHER_ENGINE = re.compile(
     r"^[ \t>]*(?:from|import) (?:tensorrt_llm|sglang|lmdeploy|mlc_llm|gpt4all|llama_cpp)\b", re.MULTILINE
