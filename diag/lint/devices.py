@@ -1,15 +1,19 @@
 """Rules about options that the GPU, the model's attention or the release lacks, by devices.toml and names.toml."""
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from diag.core.declarations import did_you_mean, read
+from diag.core.formatting import gibibytes, plural
 from diag.lint.host import memory_ledger
-from diag.lint.rule import LintTarget, Match, is_open, rule
+from diag.lint.rule import HostGpu, HostGpus, LintTarget, Match, is_open, rule
 from diag.lint.terms import all_hold, value_of
 from diag.lint.weights import checkpoint
 from diag.vllm.devices import lacking, options
+from diag.vllm.gpus import gpus
 
 
 class _NameList(NamedTuple):
@@ -26,6 +30,10 @@ _NAMES = read(Path(__file__).with_name("names.toml"), tuple[_NameList, ...], "na
 _KEYS = read(Path(__file__).with_name("keys.toml"), tuple[_NameList, ...], "keys")
 _KEYS_OF = ("0.32.0", "0.33.0")
 """The releases whose keys keys.toml has as known."""
+_OTHER_CHIPS = re.compile(r"cpu|tpu|xla|gaudi|hpu|neuron|ascend|spyre|openvino", re.IGNORECASE)
+_MOST_RANKS = 64
+_STRICT = "0.16.0"
+"""The first release that is known to refuse keys that it does not have (`config` in vllm/config/utils.py)."""
 _LISTED = "0.33.0"
 """The release whose names names.toml has."""
 
@@ -69,14 +77,34 @@ def no_such_key(target: LintTarget) -> Iterator[Match]:
             near = did_you_mean(key, keys.known)
             if "." not in key and key not in (*keys.known, *keys.former) and (near or is_listed) and not is_open(key):
                 which = f"{target.version} has no such key" if is_listed else "no release that was read has this key"
+                is_refused = is_listed and target.since(_STRICT)
                 is_shown = near or key in keys.never  # another one may be a secret
                 name = f"{keys.flag}.{key[:40]}" if is_shown else f"a key of {keys.flag}"
-                yield Match(f"{name}: {which}{near}", severity=None if is_listed else "warning")
+                why = (
+                    ""
+                    if is_refused
+                    else f"Releases before {_STRICT} ignore a key that they do not have, later ones refuse it"
+                )
+                yield Match(f"{name}: {which}{near}", why, severity=None if is_refused else "warning")
 
 
 @rule(topic="memory")
 def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
+    ranks, largest = target.local_ranks(), max(gpus().values(), key=lambda kind: kind.memory)
+    is_named = bool(target.used_gpus())
+    command, box = target.command, target.command.container
+    is_shown = target.lacks() and (box is None or box.is_whole or box.gpus is not None)  # and no values of a chart
+    if (
+        not is_named
+        and is_shown
+        and not _OTHER_CHIPS.search(f"{command.image} {target.build} {[*command.environment]}")
+    ):
+        any_gpu = HostGpu("0", largest.name, largest.memory, largest.memory)
+        target = replace(target, gpus=HostGpus((any_gpu,) * min(ranks, _MOST_RANKS), {}))
     judged = memory_ledger(target) if target.used_gpus() else None
     if judged and judged.verdict == "does not fit" and not judged.setup.refused:
-        gpu, ranks = target.used_gpus()[0].name, target.local_ranks()
-        yield Match(f"The model does not fit {f'{ranks} x ' if ranks > 1 else ''}{gpu}: {'; '.join(judged.reasons)}")
+        gpu = target.used_gpus()[0].name if is_named else f"of any kind, {gibibytes(largest.memory)} at most"
+        count = f"{ranks} x " if is_named and ranks > 1 else "" if is_named else f"{plural(ranks, 'GPU')} "
+        is_guide = not is_named and "```" in target.text  # which may leave the parallelism to its reader
+        message = f"The model does not fit {count}{gpu}: {'; '.join(judged.reasons)}"
+        yield Match(message, severity="warning" if is_guide else None)

@@ -32,8 +32,8 @@ from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.parse import elsewhere, filled_in, is_existing, parse, parse_all, read_all, unopened
-from diag.vllm.command.shell import default, line
+from diag.vllm.command.parse import elsewhere, is_existing, parse, parse_all, read_all, unopened
+from diag.vllm.command.shell import PLACEHOLDER, default, line
 from diag.vllm.command.shown import masked
 from diag.vllm.command.writings import VARIABLES
 from diag.vllm.flags import installed_parser
@@ -58,6 +58,8 @@ _OWN = re.compile(
 """vLLM's own images, also in a registry that mirrors them; `vllm` stands for an image that is unknown."""
 _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|/|$)")
 """vLLM's version in the name of a file or a folder, such as vllm_0.9.2.sif."""
+_GIVEN_IF = re.compile(r"\$\{(\w{1,60}):?\+.*\}", re.DOTALL)
+"""Words that are there if a variable is set."""
 _HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
 _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|stable)(?:[-_][\w.-]*)?)?|.*\$.*")
@@ -65,6 +67,7 @@ _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|st
 TAG, BESIDE, ASSUMED = "the image's tag", "named by the same text", "the newest known"
 UNSTATED = "assumed: the image does not say its release"
 _BY_OTHERS = ". It is an error if RunPod's worker reads these variables: the text does not name the program"
+_UNNAMED = ": the text does not name its release (--vllm-version sets it)"
 OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
 
@@ -143,7 +146,7 @@ class Judge:
                     else ()
                     for version, before in zip(OLDER, map(read, OLDER), strict=True)
                 ]
-                findings = _of_assumed(findings, older, chosen)
+                findings = _of_assumed(findings, older, chosen, "" if source == BESIDE else _UNNAMED)
             lines = [written.line(at, finding.message) for finding in findings]
             findings = tuple(
                 replace(each, line=line or (first.line if is_file else 0))
@@ -179,7 +182,7 @@ class Judge:
                     f"--vllm-version {wanted[:40]!r}: expected a vLLM release from {oldest} on, such as 0.32.0"
                 )
             return wanted.removeprefix("v"), "--vllm-version"
-        if tag := _image_release(command.image):
+        if tag := _image_release(_image(command)):
             return tag, TAG
         if command.pinned and _may_exist(command.pinned):
             return command.pinned, "the pinned wheel"
@@ -199,17 +202,18 @@ class Judge:
     def _gather(self, command: Command, chosen: str, parser: _ParserAnswer) -> tuple[LintTarget, list[str]]:
         """Read the model and the host of a launch; return what is not checked, too."""
         version = chosen if is_known(chosen) else versions()[0]
-        folder, shape, no_shape = _read_model(command, version)
+        usual = next(iter(command.by_default), command)
+        folder, shape, no_shape = _read_model(usual._replace(elsewhere=command.elsewhere), version)
         gpus, no_gpus = None, ["what depends on the GPUs and the memory of the host (--gpu names the GPUs)"]
         box = command.container
         if kind := named_gpu(self.gpu) if self.gpu else of_machine(box.product) if box else None:
             needed, no_gpus = 1, []  # as many free GPUs of this kind as the server needs
             with suppress(UnknownValue):
-                needed = min(LintTarget(command, "").local_ranks(), _MOST_GPUS)
+                needed = min(LintTarget(usual, "").local_ranks(), _MOST_GPUS)
             gpus = HostGpus(tuple(HostGpu(str(at), kind.name, kind.memory, kind.memory) for at in range(needed)), {})
         elif self.here:
             gpus, no_gpus = self.local_gpus(command)
-        draft, draft_name = None, draft_model(LintTarget(command, version))
+        draft, draft_name = None, draft_model(LintTarget(usual, version))
         adapters = {}
         with suppress(BadUsage, OSError, ValueError):
             if draft_name and not _is_elsewhere(command, draft_name):
@@ -249,7 +253,7 @@ class Judge:
         return LintReport(
             version=chosen,
             version_source=source,
-            model=redaction.name(command.model),
+            model=redaction.name(next(iter(command.by_default), command).model),
             writing=command.writing,
             findings=tuple(
                 replace(finding, message=hidden(finding.message), why=hidden(finding.why), fix=hidden(finding.fix))
@@ -267,14 +271,14 @@ class Judge:
 
 
 def _of_assumed(
-    findings: Iterable[LintFinding], older: Iterable[Iterable[LintFinding]], version: str
+    findings: Iterable[LintFinding], older: Iterable[Iterable[LintFinding]], version: str, unnamed: str
 ) -> tuple[LintFinding, ...]:
     """Make each error a warning that an older release does not have; `version` is assumed, `older` has its findings.
 
     An error of an older release is the same one if it is about the same flag, by the first word of its message.
     """
     subjects = [{finding.message.split()[0] for finding in earlier if finding.severity == "error"} for earlier in older]
-    why = f". It is an error if the server runs {version}: the text does not name its release (--vllm-version sets it)"
+    why = f". It is an error if the server runs {version}{unnamed or ', which the text names elsewhere'}"
     return ordered(
         milder(findings, lambda each: not all(each.message.split()[0] in earlier for earlier in subjects), why)
     )
@@ -292,16 +296,15 @@ def _run_together(first: Command, second: Command) -> bool:
     return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
 
 
-_OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model")
+_OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model", "by_default")
 """Fields of a command that a branch of its script has of its own."""
 
 
 def _of_branches(target: LintTarget) -> tuple[LintFinding, ...]:
     """Return the findings of a command; what only some branches of a script have is a warning at most."""
-    command, ways = target.command, [lint(target)]
+    command, ways = target.command, [_of_defaults(target)]
     for branch in command.branches:
-        parts = {name: getattr(branch, name) for name in _OF_A_BRANCH}
-        ways.append(lint(replace(target, command=command._replace(**parts))))
+        ways.append(_of_defaults(replace(target, command=_with_parts(command, branch))))
     if len(ways) == 1:
         return ways[0]
     merged: dict[tuple[str, str], LintFinding] = {}
@@ -315,6 +318,23 @@ def _of_branches(target: LintTarget) -> tuple[LintFinding, ...]:
             message = f"In a branch of the script: {finding.message}"
             merged.setdefault(name, replace(finding, severity=milder, message=message, edits=()))
     return ordered(merged.values())
+
+
+def _with_parts(command: Command, branch: Command) -> Command:
+    return command._replace(**{name: getattr(branch, name) for name in _OF_A_BRANCH})
+
+
+def _of_defaults(target: LintTarget) -> tuple[LintFinding, ...]:
+    """Return the findings of a command; what the default of a variable alone shows is a warning at most."""
+    command = target.command
+    findings = list(lint(target))
+    for usual in command.by_default:
+        told = {(each.rule, each.message.split()[0]) for each in findings}
+        more = lint(replace(target, command=_with_parts(command, usual)))
+        own = [each for each in more if (each.rule, each.message.split()[0]) not in told]
+        why = ". It is an error with the default of a variable, in whose place another value may be set"
+        findings += [replace(each, edits=()) for each in milder(own, lambda _: True, why)]
+    return ordered(findings)
 
 
 def _ask_parser(python: str, command: Command) -> _ParserAnswer:
@@ -382,8 +402,16 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield f"what differs between the releases around {version}, which itself was not read"
     if program := other_program(command):
         yield f"flags of {program}, which reads the command"
-    flags = [redaction.flag(mention) for mention in command.given if any(map(is_open, mention.values))]
-    words = [word for word in (command.words[at] for at in command.strays) if redaction.is_variable(word)]
+    usual = next(iter(command.by_default), command)
+    flags, open_ = (
+        [redaction.flag(one) for one in way.given if any(map(is_open, one.values))] for way in (command, usual)
+    )
+    if by_default := [name for name in dict.fromkeys(filter(None, flags)) if name not in open_]:
+        shown = ", ".join(by_default[:_MOST_NAMED]) + (" ..." if len(by_default) > _MOST_NAMED else "")
+        yield f"other values of {shown} than the defaults of variables"
+    flags = open_
+    strays = (_GIVEN_IF.sub(r"$\1", command.words[at]) for at in command.strays)
+    words = [word for word in strays if redaction.is_variable(word)]
     if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
         missing = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
         yield f"the value{'s' * (len(names) > 1)} of {missing}, which the text does not show"
@@ -426,10 +454,12 @@ def _correct(command: Command, findings: Sequence[LintFinding], python: str) -> 
             if _ask_parser(python, parse(shlex.join(words))).error:
                 return ""
     try:  # read again, since flags have moved
-        again = parse(line(filled_in(words, redaction.harmless(command.environment))))
+        again = parse(line(words))
     except BadUsage:
         return ""
     fixed = masked(again._replace(around=command.around, exported=command.exported))
+    # what is hidden is set by the script, in whose words the variables stay
+    fixed = fixed._replace(exported=tuple(word for word in fixed.exported if not PLACEHOLDER.search(word)))
     if not _is_part(command):
         return fixed.written()
     place = _own_words(again)

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from diag.core.formatting import gibibytes, plural
 from diag.core.metric_prefix import OWN
 from diag.lint.flags import other_program
-from diag.lint.host import offloaded, utilization
+from diag.lint.host import memory_ledger, offloaded, utilization
 from diag.lint.removed import V1
 from diag.lint.rule import LintTarget, Match, at_least, is_open, number, rule
 from diag.vllm.command.container import EVERY_GPU
@@ -18,6 +18,7 @@ _BILLIONS = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[bB](?![A-Za-z0-9])")
 _QUANTIZED = re.compile(r"(?i)awq|gptq|fp8|fp4|int[48]|w[48]a|4bit|8bit|gguf|mxfp4|nf4")
 _SHORTEST_START = 60.0
 """Seconds: imports, weights, profiling and CUDA graphs take longer, also for models of a few billion parameters."""
+_READ = 2e9
 _DISTRIBUTED = re.compile(r"\bray\b|multi-node|LeaderWorkerSet|RayCluster|RayService")
 _TOKEN = re.compile(rf"(?<![\w:])({OWN})?([a-z][a-z0-9_]*)" r"(?=\s*[{\[)]|\s*$)")
 
@@ -34,6 +35,11 @@ def _limits_of_the_start(target: LintTarget) -> Iterator[tuple[str, float, float
     size = _BILLIONS.search(target.command.model)
     halved = bool(_QUANTIZED.search(target.command.model)) or target.command.get("--quantization") is not None
     weights = float(size[1]) * (0.25 if halved else 1) if size and len(size[1]) < 6 else 0
+    if not size and (judged := memory_ledger(target)):  # a name without its size, such as DeepSeek-V3
+        loaded = [row.computed.low for row in judged.rows if row.name == "weights" and row.computed]
+        weights = (
+            sum(loaded) * target.ranks("--tensor-parallel-size") * target.ranks("--pipeline-parallel-size") / _READ
+        )
     for name in names:
         if probe := container.checks.get(name):
             by = f"{name} without a startup probe" if name == "liveness probe" else name
@@ -104,6 +110,7 @@ def _ranks_in_pod(target: LintTarget) -> int | None:
     around = " ".join([command.writing, *(word for words, _ in command.around for word in words), *command.words])
     apart = ("--nnodes", "--data-parallel-rank", "--data-parallel-address", "--data-parallel-start-rank", "--headless")
     is_shared = _DISTRIBUTED.search(around) or any(command.get(flag) is not None for flag in apart)
+    is_shared = is_shared or "ray start" in target.text
     strays = [command.words[at] for at in command.strays]
     is_shared = is_shared or any("parallel-size" in word for word in strays)  # and its value, in one word
     if is_shared or command.config or any(map(is_open, (*values, *strays))):

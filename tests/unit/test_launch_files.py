@@ -233,7 +233,7 @@ TABLE = {
     "a devcontainer": (
         "devcontainer.json",
         json.dumps({"image": "vllm/vllm-openai:v0.25.1", "postStartCommand": "vllm serve m --swap-space 4"}),
-        [{"removed_flag": 1}],
+        [{"removed_flag": 2}],
     ),
     "an image whose arguments are not shown": (
         "p.yaml",
@@ -1015,7 +1015,11 @@ TABLE = {
     "a key of another flag": (
         "s.sh",
         "docker run --gpus all vllm/vllm-openai:v0.11.0 --model m -O.attention_backend=A -O.cudagraph_mode=NONE",
-        [{"no_such_key": 2}],
+        [{"no_such_key": 1}],  # it ignores the key
+    ),
+    "a key of another flag, refused": (
+        "s.sh", "docker run --gpus all vllm/vllm-openai:v0.20.2 --model m"
+        " --compilation-config.attention_backend=A", [{"no_such_key": 2}]
     ),
     "a guide installs": ("g.md", "```bash\npip install vllm\nvllm serve /m\n```\n", [{}]),
     "a guide sets up a service": (
@@ -1080,6 +1084,168 @@ TABLE = {
         " args: [--model, /mnt/models]}]}\n```\n```yaml\nkind: InferenceService\nspec:\n  predictor:\n    model:\n"
         "      runtime: r\n      args: [--swap-space, '4']\n```\n",
         [{"removed_flag": 2}],
+    ),
+    "the default of a variable": (
+        "s.sh",
+        "docker run --gpus device=0 --ipc=host vllm/vllm-openai:v0.25.1 --model m -tp ${TP:-2} --dtype"
+        " ${DTYPE:-float15}\n",
+        [{"not_a_choice": 1, "gpu_limit_differs": 1}],
+    ),
+    "a variable that has a default and is set": (
+        "s.sh",
+        "export TP=1\ndocker run --gpus device=0 --ipc=host vllm/vllm-openai:v0.25.1 --model m -tp ${TP:-2} $MORE"
+        " ${X:-}\n",
+        [{}],
+    ),
+    "a number that the environment sets, in Python": (
+        "s.py",
+        'import os\nfrom vllm import LLM\nN = int(os.environ.get("N", "0"))\n'
+        'LLM(model=os.getenv("M", "m"), max_num_seqs=N, tensor_parallel_size=int(os.environ["TP"]))\n'
+        'LLM(model="m", max_num_seqs=int(os.environ.get("S", 64)))\nLLM(model="m", max_num_seqs=0)\n',
+        [{"value_out_of_range": 1}, {}, {"value_out_of_range": 2}],
+    ),
+    "Modal's GPUs in a list, by a format": (
+        "s.py",
+        'import modal, subprocess\nN = 2\nFAST = False\n'
+        'image = modal.Image.debian_slim().pip_install("vllm==0.25.1").env({"VLLM_API_KEY": "$K"})\n'
+        '@app.function(image=image, gpu=["H100!"])\ndef a():\n'
+        '    subprocess.run(["vllm", "serve", "m", "--tensor-parallel-size", str(N)])\n'
+        '@app.function(image=image, gpu=f"H100:{N}")\ndef b():\n'
+        '    cmd = ["vllm", "serve", "m", "--tensor-parallel-size", str(N)]\n'
+        '    cmd += ["--swap-space=4" if FAST else "--enforce-eager"]\n    if FAST:\n'
+        '        cmd += ["--swap-space", "4"]\n    subprocess.run(cmd)\n',
+        [{"gpu_limit_differs": 2}, {}],
+    ),
+    "the variables of two images of Modal": (
+        "s.py",
+        'import modal, subprocess\na = modal.Image.debian_slim().pip_install("vllm==0.25.1").env({"VLLM_API_KEY":'
+        ' "$K"})\n'
+        'b = modal.Image.debian_slim().env({"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_API_KEY": "$K"})\n'
+        '@app.function(image=a, gpu="H100")\ndef one():\n    subprocess.run(["vllm", "serve", "m"])\n'
+        '@app.function(image=b, gpu="H100")\ndef two():\n    subprocess.run(["vllm", "serve", "n"])\n',
+        [{}, {"longer_context_allowed": 1}],
+    ),
+    "a variable of one command": (
+        "s.sh",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 vllm serve m --port 1 &\nvllm serve n --port 2 &\n"
+        "export VLLM_ALLOW_LONG_MAX_MODEL_LEN=1\nvllm serve o --port 3\n",
+        [{"longer_context_allowed": 1}, {}, {"longer_context_allowed": 1}],
+    ),
+    "the variables of a ConfigMap": (
+        "p.yaml",
+        pod("m").rstrip() + "\n---\nkind: ConfigMap\nmetadata: {name: c}\n"
+        "data: {VLLM_ALLOW_LONG_MAX_MODEL_LEN: '1'}\n---\n"
+        + pod("m", ", envFrom: [{configMapRef: {name: c}}]"),
+        [{}, {"longer_context_allowed": 1}],
+    ),
+    "engines of other libraries in a guide": (
+        "g.md",
+        "```python\nfrom tensorrt_llm import LLM\nllm = LLM(model='m', kv_cache_free_gpu_mem_fraction=0.9)\n```\n"
+        "```python\nllm = LLM(model='m', swap_space=4)\n```\n```bash\nvllm serve m --swap-space 4\n```\n",
+        [{"removed_flag": 1}],
+    ),
+    "an engine of another library": (
+        "s.py",
+        "import sglang\nfrom vllm import LLM\nsglang.LLM(model='m', swap_space=4)\nLLM(model='m', swap_space=4)\n",
+        [{"removed_flag": 1}],
+    ),
+    "a code block by its indentation": (
+        "g.md",
+        "Start it:\n\n    vllm serve m \\\n      --swap-space 4\n\nand wait.\n  vllm serve n --swap-space 4\n",
+        [{"removed_flag": 1}],
+    ),
+    "programs of Supervisor": (
+        "s.conf",
+        "[program:a]\ncommand=vllm serve m --swap-space 4\nautostart=true\n[program:b]\ncommand=nginx\n"
+        '[program:c]\nenvironment=VLLM_USE_V1="1",A="b"\ncommand=vllm serve n\n  --port %(ENV_PORT)s\n',
+        [{"removed_flag": 1}, {"variable_not_read": 1}],
+    ),
+    "a Truss": (
+        "config.yaml",
+        "model_name: t\nbase_image: {image: 'vllm/vllm-openai:v0.25.1'}\ndocker_server:\n"
+        "  start_command: vllm serve m -tp 2"
+        " --swap-space 4\nresources: {accelerator: 'H100:1', use_gpu: true}\n",
+        [{"removed_flag": 2, "gpu_limit_differs": 2}],
+    ),
+    "the image and the GPUs of a SkyPilot task": (
+        "s.yaml",
+        "resources: {image_id: 'docker:vllm/vllm-openai:v0.25.1', accelerators: 'H200:8'}\nenvs: {D: half}\nrun: |\n"
+        "  N=${SKYPILOT_NUM_GPUS_PER_NODE:-1}\n  T=${D:-float15}\n  vllm serve m -tp $N --dtype $T --swap-space 4\n",
+        [{"removed_flag": 2}],
+    ),
+    "several nodes by Ray": (
+        "s.sh",
+        "export CUDA_VISIBLE_DEVICES=0,1\nray start --head\nvllm serve m -tp 2 -pp 2\n",
+        [{}],
+    ),
+    "a condition within a line": (
+        "d.yaml",
+        "kind: Deployment\nmetadata:\n  name: {{ .Release.Name }}\nspec:\n  template:\n    spec:\n"
+        "      containers:\n      - name: v\n"
+        "        image: vllm/vllm-openai:v0.25.1\n        command: [sh, -c]\n        args:\n        - vllm serve m"
+        " {{ if .Values.s }}--swap-space {{ .Values.s }}{{ end }} --dtype {{ if .Values.h }}half{{ else }}auto{{"
+        " end }}\n",
+        [{"removed_flag": 2}],
+    ),
+    "Jinja in a ConfigMap": (
+        "c.yaml",
+        "kind: ConfigMap\nmetadata: {name: c}\ndata:\n  run.sh: |\n    vllm serve m \\\n"
+        "    {% if tp > 1 %}-tp 2 {% endif %}\\\n      --swap-space 4\n",
+        [{"removed_flag": 1}],
+    ),
+    "probes of a template": (
+        "d.yaml",
+        "kind: Deployment\nspec:\n  template:\n    spec:\n      containers:\n      - name: v\n"
+        "        image: vllm/vllm-openai:v0.25.1\n"
+        "        args: [--model, m]\n        ports: [{containerPort: 8000}]\n        {{- with .Values.p }}\n"
+        "        readinessProbe:\n"
+        "          {{- toYaml . | nindent 10 }}\n        {{- end }}\n",
+        [{}],
+    ),
+    "values of adapters": (
+        "values.yaml",
+        "vllm: {model: org/m, maxLoraRank: 128, maxModelLen: 8192}\n"
+        "image: {repository: vllm/vllm-openai, tag: v0.25.1}\n",
+        [{}],
+    ),
+    "a Dockerfile that leaves a secret": (
+        "Dockerfile",
+        "FROM vllm/vllm-openai:v0.25.1\nARG HF_TOKEN\nENV HF_TOKEN=$HF_TOKEN\n",
+        [{"secret_in_the_image": 1}],
+    ),
+    "a model larger than any GPU": (
+        "s.sh",
+        "vllm serve deepseek-ai/DeepSeek-V3 --max-model-len 8192\nvllm serve deepseek-ai/DeepSeek-V3 -tp 8 -tp 8\n"
+        "vllm serve deepseek-ai/DeepSeek-V3 $ARGS\nvllm serve deepseek-ai/DeepSeek-V3 -tp $TP\n"
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct\nVLLM_CPU_KVCACHE_SPACE=40 vllm serve deepseek-ai/DeepSeek-V3\n",
+        [{"model_does_not_fit": 2}, {}, {}, {}, {}, {}],
+    ),
+    "a guide to a model larger than any GPU": (
+        "g.md",
+        "```bash\nvllm serve deepseek-ai/DeepSeek-V3\n```\n",
+        [{"model_does_not_fit": 1}],
+    ),
+    "values of a chart for a model larger than any GPU": (
+        "values.yaml",
+        "model: {name: deepseek-ai/DeepSeek-V3}\nimage: {repository: vllm/vllm-openai, tag: v0.25.1}\n"
+        "vllm: {maxModelLen: 8192, maxNumSeqs: 8}\n",
+        [{}],
+    ),
+    "a comment of Jinja beside YAML": (
+        "m.j2",
+        "{# builds a vLLM serve command with arguments #}\n{% macro a() %}\nkind: x\n"
+        "vllm serve m --swap-space 4\n{% endmacro %}\n",
+        [{"removed_flag": 1}],
+    ),
+    "a model whose name has no size": (
+        "p.yaml",
+        pod(
+            "deepseek-ai/DeepSeek-V3, -tp, '8'",
+            ", startupProbe: {httpGet: {path: /health, port: 8000}, periodSeconds: 10, failureThreshold: 30}"
+            ", resources: {limits: {nvidia.com/gpu: 8}}, volumeMounts: [{name: shm, mountPath: /dev/shm},"
+            " {name: c, mountPath: /root/.cache/huggingface}]",
+        ),
+        [{"probe_kills_the_start": 1}],
     ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip

@@ -81,7 +81,8 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     model = {"model": models[0] if models else "$MODEL"}
     tag = re.search(r":v?(\d+\.\d+\.\d+)", found.image)
     for key in list(found.flags):  # a key that the templates use otherwise
-        if tag and release(known()[flag(key)].first) > release(tag[1]):
+        is_conditional = "lora" in key.lower() and "--enable-lora" not in [*map(flag, found.flags), *flags]
+        if is_conditional or (tag and release(known()[flag(key)].first) > release(tag[1])):
             del found.flags[key]
     pod = read_pod({}, {"resources": found.resources}, (), is_whole=False)
     is_public = inner(values, "service").get("type") in ("LoadBalancer", "NodePort") and not found.has_key
@@ -105,7 +106,9 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:
             image = (
-                f"{child.get('repository') or ''}:{child.get('tag') or ''}" if isinstance(child, dict) else str(child)
+                f"{child.get('repository') or child.get('image') or child.get('name') or ''}:{child.get('tag') or ''}"
+                if isinstance(child, dict)
+                else str(child)
             )
             found.image = image.removesuffix(":") if image[:1] != ":" else found.image
         elif _APART.search(name):

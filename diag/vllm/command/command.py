@@ -123,6 +123,7 @@ class Command(NamedTuple):
     runs in. `place` is its service, container or function, `line` that of its text (0: unknown), `branches` are the
     same server with the words of other branches of the script. `is_background` is True if the script goes on while it
     runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names.
+    `by_default` is the same command with the defaults of its variables, if there are any.
     `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word; `path` has the
     branches of the script around it, as a Statement's.
     """
@@ -151,6 +152,7 @@ class Command(NamedTuple):
     beside: str = ""
     lost: str = ""
     path: tuple[tuple[int, int], ...] = ()
+    by_default: tuple["Command", ...] = ()
 
     @property
     def by_module(self) -> bool:
@@ -244,7 +246,7 @@ def _words(name: str, value: Any, version: str) -> list[str]:
     option = known()[name].at(version) if name in known() else None
     if option and option.takes == "none" and isinstance(value, str):
         if "$" in value:
-            return [value]  # on or off, which the text does not show
+            return [f"${name[2:].replace('-', '_').upper()}"]  # on or off, which the text does not show
         lowered = value.lower()
         value = lowered in _TRUE if lowered in (*_TRUE, *_FALSE) else value
     if value is True:

@@ -312,7 +312,13 @@ def _texts(node: Mapping[str, Any], key: str) -> list[str]:
 
 
 def accelerators(text: Any, kind: str, nodes: int = 1) -> Container | None:
-    """Read `H100:2`, as SkyPilot and Modal write GPUs; None for another text."""
+    """Read `H100:2`, as SkyPilot and Modal write GPUs, or one of a list; None for another text."""
+    if isinstance(text, list):  # whichever is free
+        able = [accelerators(one, kind, nodes) for one in text]
+        first = able[0] if able else None
+        same = first and all(one and one.gpus == first.gpus for one in able)
+        is_one_kind = {one.product for one in able if one} == {first.product if first else ""}
+        return first._replace(product=first.product if is_one_kind else "") if first and same else None
     if isinstance(text, dict) and len(text) == 1:
         text = ":".join(str(part) for pair in text.items() for part in pair)
     kind_and_count = re.fullmatch(r"([A-Za-z][\w.-]*!?)(?::(\d{1,3}))?", text) if isinstance(text, str) else None

@@ -93,7 +93,8 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM."""
     parts = _joined([part for document in documents for part in (items(document, "items") or [document])])
-    reader, length, is_read = _Reader(scaled_on(parts), version), 0, False
+    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in parts if _kind(part) == "ConfigMap"}
+    reader, length, is_read = _Reader(scaled_on(parts), version, maps=maps), 0, False
     read = (_with_service(writing, part, parts) for part in parts for writing in reader.document(part))
     for writing in chain(read, _scripts(parts)):
         if writing.name == SCRIPT and is_read and writing.place not in _HOST_SCRIPTS:
@@ -103,6 +104,24 @@ def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
+
+
+def _kind(part: Any) -> Any:
+    return part.get("kind") if isinstance(part, dict) else None
+
+
+def _configured(node: Mapping[str, Any], maps: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Fill in the variables of a container that ConfigMaps of the same text set."""
+    named = [(entry, str(inner(entry, "configMapRef").get("name"))) for entry in items(node, "envFrom")]
+    if not maps or not isinstance(node.get("env", []), list):
+        return node
+    entries = [{"name": key, "value": value} for _, name in named for key, value in maps.get(name, {}).items()]
+    for entry in _listed(node.get("env")):
+        source = inner(entry, "valueFrom", "configMapKeyRef")
+        value = maps.get(str(source.get("name")), {}).get(str(source.get("key")))
+        entries.append(entry if value is None else {"name": entry.get("name"), "value": value})
+    rest = [entry for entry, name in named if name not in maps]
+    return {**node, "env": entries, "envFrom": rest} if entries else node
 
 
 def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
@@ -204,11 +223,12 @@ def article(name: str) -> str:
 
 
 class _Reader(NamedTuple):
-    """`image` is that of the chart around containers which name none."""
+    """`image` is that of the chart around containers which name none, `maps` has the texts of ConfigMaps by name."""
 
     metrics: Sequence[str]
     version: str
     image: str = ""
+    maps: Mapping[Any, Mapping[str, Any]] = {}
 
     def document(self, document: Any) -> Iterator[Writing]:
         if not isinstance(document, dict):
@@ -297,6 +317,7 @@ class _Reader(NamedTuple):
         self, node: Mapping[str, Any], name: str, spec: Mapping[str, Any], *, is_pod: bool, is_whole: bool = True
     ) -> Iterator[Writing]:
         """Yield a `docker run` of a container that mentions vLLM."""
+        node = _configured(node, self.maps)
         called = {name: key for key in node for name, able in _NAMES.items() if isinstance(key, str) and able(key)}
         if _SESSIONS & node.keys():
             return  # a container of a developer, in which a command starts the server
@@ -548,6 +569,8 @@ def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     gpus = asked.get("accelerators", asked.get("gpu"))
     name = "a SkyPilot task" if "run" in document else "a dstack service"
     around = accelerators(gpus, name[2:], nodes) or Container(name[2:], shared_memory=None, is_whole=False, nodes=nodes)
+    around = around._replace(build=str(asked.get("image_id") or document.get("image") or "").removeprefix("docker:"))
+    exports += [f"SKYPILOT_NUM_GPUS_PER_NODE={around.gpus}"] if around.gpus else []
     yield Writing(name, "\n".join([*exports, text]), around, place=str(document.get("name") or ""))
 
 
@@ -590,6 +613,17 @@ def _backend_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writ
             yield Writing("a BackendRuntime", command, around, place=str(configuration.get("name") or ""))
 
 
+def _truss(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the server of a configuration of Baseten's Truss: a script, and the GPUs of its replica."""
+    script = str(inner(document, "docker_server").get("start_command") or "")
+    asked = inner(document, "resources").get("accelerator")
+    box = accelerators(asked, "replica") or Container("replica", shared_memory=None, is_whole=False)
+    pairs = _variables({"env": document.get("environment_variables")})[1]
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in pairs.items()]
+    box = box._replace(build=str(inner(document, "base_image").get("image") or ""))
+    yield Writing("a Truss", "\n".join([*exports, script]), box, place=str(document.get("model_name") or ""))
+
+
 _FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
     "Model": _kubeai,
     "VLLMRuntime": _vllm_runtime,
@@ -597,6 +631,7 @@ _FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
     "BackendRuntime": _backend_runtime,
     "run": _sky,
     "commands": _sky,
+    "docker_server": _truss,
 }
 """Readers by the kind of a document, or by a key at its top."""
 
@@ -609,7 +644,7 @@ def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
 
 
 def _image(node: Mapping[str, Any]) -> str:
-    name, tag = node.get("repository") or "", node.get("tag")
+    name, tag = node.get("repository") or node.get("image") or node.get("name") or "", node.get("tag")
     return f"{name}:{tag}" if name and tag else str(name)
 
 
@@ -704,7 +739,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     try:
         documents = parse_yaml(text, name)
         with suppress(BadUsage):
-            documents = parse_yaml(filled_templates(whole), name) if "{{" in whole else documents
+            documents = parse_yaml(filled_templates(whole), name) if re.search(r"\{[{%]", whole) else documents
         return documents
     except BadUsage as failure:
         error = failure
@@ -723,7 +758,11 @@ def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     """Mark launches of a template: its values add words to the command and keys to the container."""
     if not template(text) and not re.search(r"\{%[-+]?\s*(?:el|for\b)", text):
         return tuple(launches)
-    boxes = ((one, one.container and one.container._replace(is_whole=False, shared_memory=None)) for one in launches)
+    boxes = (
+        (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))
+        for one in launches
+        for is_served in [bool(one.container and one.container.is_served) and "readinessProbe" not in text]
+    )
     return tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in boxes)
 
 

@@ -32,6 +32,7 @@ from diag.vllm.command.shell import (
     default,
     filled_templates,
     here_documents,
+    is_default,
     recipes,
     statements,
 )
@@ -151,6 +152,12 @@ _DIRECTIVE = re.compile(
 GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
+_INDENTED = re.compile(r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t)[^\n]*(?:\n|\Z))+)")
+"""A code block without fences."""
+_OTHER_ENGINE = re.compile(
+    r"^[ \t>]*(?:from|import) (?:tensorrt_llm|sglang|lmdeploy|mlc_llm|gpt4all|llama_cpp)\b", re.MULTILINE
+)
+_OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(
     r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:([a-zA-Z]\w*):)?(\d{1,3})\s*$", re.MULTILINE
@@ -158,12 +165,15 @@ _JOB_GPUS = re.compile(
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _RUNTIME = re.compile(r"^[ \t]*kind: (?:Cluster)?ServingRuntime\b", re.MULTILINE)
 _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ", re.MULTILINE)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
+_DECLARING = ("export", "declare", "typeset", "readonly", "local", "set", "setenv", "if", ":")
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _ENGINE = re.compile(r"^[ \t]*\{%", re.MULTILINE)
 """A line of a template engine."""
@@ -290,6 +300,8 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
         launches, refused = (), error  # a script may hold a manifest or Python
     if launches:
         return _commands(launches, version, folder, text)
+    if suffix == ".j2":  # with the keys of a YAML
+        text = filled_templates(text)
     try:
         return tuple(one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder))
     except BadUsage as error:
@@ -323,7 +335,10 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
     commands: list[Command] = []
     blocks = [(block.start(3), block[2].lower(), block[3]) for block in _BLOCK.finditer(text)]
     blocks += [(block.start(1), "", block[1]) for block in _INLINE.finditer(text)]
+    if "```" not in text:
+        blocks += [(block.start(1), "", block[1]) for block in _INDENTED.finditer(text)]
     pinned, beside = _named(text)
+    is_other = _OTHER_ENGINE.search(text) and not _OF_VLLM.search(text)
     runtime, taken = "", slice(0)  # a ServingRuntime, and its launches, of which an InferenceService makes a server
     for start, language, block in sorted(blocks):
         before, text_of_block = text.count("\n", 0, start), textwrap.dedent(block)
@@ -331,6 +346,8 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         if is_joined:
             text_of_block = f"{runtime}\n---\n{text_of_block}"
         suffix = {"python": ".py", "py": ".py", "json": ".json", **_WINDOWS}.get(language, "")
+        if is_other and "LLM(" in block and "vllm" not in block:
+            continue
         with suppress(BadUsage):
             started = parse_all(text_of_block, version, None, suffix)
             # flags alone explain a command
@@ -570,12 +587,14 @@ def _run(
         assigned = {}
         for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
             own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
-            assigned[name] = _expand(value, own)
+            assigned[name] = _expand(value, {**plain, **own})
+        is_unit = any(word.startswith("Environment=") for word in filled)
+        if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
+            continue  # X=1 vllm serve ...: of this command alone
         environment |= assigned
         for variable in assigned:
             plain.pop(variable, None)
         plain |= _plain(assigned)
-        is_unit = any(word.startswith("Environment=") for word in filled)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
 
@@ -709,7 +728,20 @@ def _command(
     takes_one = bool(loose) and not any(option.words for option in command.all("--model"))
     takes_one = takes_one and not _ARGUMENTS.fullmatch(filled[loose[0]])
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
-    return command._replace(model=named, strays=tuple(loose[takes_one:]))
+    command = command._replace(model=named, strays=tuple(loose[takes_one:]))
+    if not any(map(is_default, [*filled[start:], *environment.values()])):
+        return command
+    shown = [
+        part
+        for word in filled[start:]
+        for part in (default(word).split() if is_default(word) and isinstance(word, Bare) else [_by_default(word)])
+    ]
+    settings = {name: _by_default(value) for name, value in environment.items()}
+    return command._replace(by_default=(_command([*words[:start], *shown], start, settings, folder, version),))
+
+
+def _by_default(text: str) -> str:
+    return default(text) if is_default(text) else text
 
 
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -728,6 +760,8 @@ def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _expand(word: str, plain: Mapping[str, str]) -> str:
-    filled = re.sub(r"\$(?:(\w+)|\{(\w+)\})", lambda name: plain.get(name[1] or name[2], name[0]), word)
+    filled = _VARIABLE.sub(lambda name: plain.get(name[1] or name[2], name[0]), word)
+    if ":-" in filled:
+        filled = _WITH_DEFAULT.sub(lambda name: plain.get(name[1]) or name[0], filled)
     # an unchanged Bare stays one; what is empty here is set in a branch, or by the script's own arguments
     return word if filled in (word, "") else filled

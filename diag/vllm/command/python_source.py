@@ -15,6 +15,7 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
+from diag.vllm.command.shell import is_default, with_default
 from diag.vllm.flags.registry import understood
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
@@ -93,9 +94,9 @@ def _foreign_names(nodes: list[ast.AST]) -> set[str]:
     return {
         alias.asname or alias.name
         for node in nodes
-        if isinstance(node, ast.ImportFrom) and not re.match(r"\w*vllm|ray\b|beam\b", node.module or "")
+        if isinstance(node, ast.ImportFrom | ast.Import)
         for alias in node.names
-        if alias.name != "vllm"
+        if not re.match(r"\w*vllm|ray\b|beam\b", getattr(node, "module", alias.name) or "") and alias.name != "vllm"
     } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
 
@@ -171,8 +172,18 @@ class _Values:
                 numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
                 if all(isinstance(number, int | float) and abs(number) < _LARGEST for number in numbers):
                     return _ARITHMETIC[type(kind)](*numbers)
-            case ast.Call(func=ast.Name(id="str"), args=[inner]):
-                return str(self._literal(inner, depth + 1))
+            case ast.Call(func=ast.Name(id="str" | "int" | "float" as kind), args=[inner]):
+                value = self._literal(inner, depth + 1)
+                return value if is_default(value) else {"str": str, "int": int, "float": float}[kind](value)
+            case ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[ast.Constant(value=str() as name), inner]):
+                value = self._literal(inner, depth + 1)
+                if "environ" in ast.unparse(node.func) or ast.unparse(node.func) == "os.getenv":
+                    return with_default(name, str(value))
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self._literal(body if self._literal(test, depth + 1) else orelse, depth + 1)
+            case ast.JoinedStr(values=parts):
+                inner_parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
+                return "".join(str(self._literal(part, depth + 1)) for part in inner_parts)
             case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
                 return text
             case ast.Dict() | ast.Call():
@@ -232,6 +243,13 @@ class _Source(_Values):
     def _read_environment(self, nodes: list[ast.AST]) -> dict[str, str]:
         """Return the variables that the source sets: of os.environ, of a copy of it, and of Modal's image."""
         copies, found = {"environ"}, dict[str, str]()
+        images = {
+            id(part): node.targets[0].id
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            for part in ast.walk(node.value)
+        }
+        self._by_image: list[tuple[str, str, str]] = []
         self._own: list[tuple[str, str, str]] = []
         for node in nodes:
             entries: list[ast.keyword] = []
@@ -243,8 +261,8 @@ class _Source(_Values):
                 place = node.targets[0]
                 if _names(place.value)[1] in copies and isinstance(place.slice, ast.Constant):
                     entries = [ast.keyword(str(place.slice.value), node.value)]
-            elif isinstance(node, ast.Call) and _names(node.func)[1] in ("env", "update") and len(node.args) == 1:
-                is_set = _names(node.func)[1] == "env" or "environ" in ast.unparse(node.func)
+            elif isinstance(node, ast.Call) and len(node.args) == 1 and _last(node.func) in ("env", "update"):
+                is_set = _last(node.func) == "env" or "environ" in ast.unparse(node.func)
                 entries = (is_set and self._inner(node.args[0])) or []
             elif isinstance(node, ast.keyword) and node.arg == "env" and "os.environ" in ast.unparse(node.value):
                 entries = (isinstance(node.value, ast.Dict) and self._inner(node.value)) or []
@@ -254,7 +272,19 @@ class _Source(_Values):
             )
             found |= pairs if is_shared else {}
             self._own += [] if is_shared else [(self._place(node), *pair) for pair in pairs.items()]
+            self._by_image += [(images[id(node)], *pair) for pair in pairs.items() if id(node) in images and is_shared]
         return found
+
+    def _environment_of(self, node: ast.expr) -> dict[str, str]:
+        """Return the variables of a server: those that only another function's image sets are not its own."""
+        decorators = [
+            call for scope in self._around(node) for call in scope.decorator_list if isinstance(call, ast.Call)
+        ]
+        image = next((part.value for call in decorators for part in call.keywords if part.arg == "image"), None)
+        named = image.id if isinstance(image, ast.Name) else ""
+        others = {key for other, key, _ in self._by_image if named and other != named}
+        own = {key: value for other, key, value in self._by_image if other == named}
+        return {**{key: value for key, value in self._environment.items() if key not in others}, **own}
 
     def _read_additions(self, nodes: list[ast.AST]) -> None:
         """Find the lists that are assigned to a name, each with the statements behind it, and what else changes one."""
@@ -319,7 +349,7 @@ class _Source(_Values):
                 )
                 own = variables.get("env_vars")
                 own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
-                command = serve(self._words(call, last), {**self._environment, **own})
+                command = serve(self._words(call, last), {**self._environment_of(call), **own})
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
         for node in self._lists:
             rest = self._rest.get(id(node))
@@ -380,7 +410,7 @@ class _Source(_Values):
         unknown = [_variable(name or "words")] * is_rest
         place = self._place(node)
         own = {key: value for where, key, value in self._own if where == place}
-        exports = [f"export {key}={shlex.quote(value)}" for key, value in {**self._environment, **own}.items()]
+        exports = [f"export {key}={shlex.quote(value)}" for key, value in {**self._environment_of(node), **own}.items()]
         exports = [] if words[0] in ("docker", "podman") else exports
         if any(line == "fi" for line in lines):
             array = [f"command=({shlex.join([*words, *unknown])})", *lines, '"${command[@]}"']
@@ -404,6 +434,10 @@ class _Source(_Values):
             if id(getattr(statement, "value", None)) in self._assigned and _names(statement.targets[0])[1] == name:  # type: ignore[attr-defined]
                 break  # another list
             if isinstance(statement, ast.If):
+                with suppress(_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
+                    taken = statement.body if self._literal(statement.test, 0) else statement.orelse
+                    lines += self._script(taken, name, is_joined)
+                    continue
                 ways = [self._script(body, name, is_joined) for body in (statement.body, statement.orelse)]
                 lines += ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"] * any(ways)
                 continue
@@ -489,6 +523,10 @@ def _names(node: ast.expr) -> tuple[str, str]:
     while isinstance(node, ast.Attribute):
         node = node.value
     return (node.id, last) if isinstance(node, ast.Name) else ("", "")
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _named(node: ast.expr) -> str:

@@ -40,10 +40,13 @@ _PLAIN = re.compile(
     r"(?:(?:image|video|audio)=\d{1,9},?){1,3}"
 )
 _LISTED = re.compile(r"[\d.,:|-]{1,60}")
-_NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|%[hi])*", re.ASCII)
+_NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|\$\([A-Z][A-Z0-9_]{0,60}\)|%[hi])*", re.ASCII)
 _MOST = 256
 _URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w{0,60}|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])", re.ASCII)
+_VARIABLE = re.compile(
+    r"\$(?:[A-Za-z_]\w{0,60}|\([A-Z][A-Z0-9_]{0,60}\)|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])|\{[a-z_]{1,60}\}",
+    re.ASCII,
+)
 _DEFAULT = re.compile(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-|AKIA|ASIA|eyJ)[A-Za-z0-9_-]{3,}"

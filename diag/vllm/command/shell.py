@@ -24,6 +24,12 @@ _BLOCK = re.compile(
     r"[^\n]*%\})[ \t]*\\?"
 )
 """A line of a template engine that begins or ends a branch, or stands for lines of any number."""
+_CONDITION = re.compile(
+    r"(?:\{\{-?\s*(?:if|with)\b[^{}]{0,200}\}\}|\{%[-+]?\s*if\b[^{}]{0,200}%\})(?P<then>(?:(?!\{\{-?\s*(?:if|with|range|end|else)\b|\{%).){0,300}?)"
+    r"(?P<other>(?:\{\{-?\s*else\b|\{%[-+]?\s*el)(?:(?!\{\{-?\s*(?:if|with|range|end)\b|\{%[-+]?\s*(?:if|for|end)).){0,300}?)?"
+    r"(?:\{\{-?\s*end\s*-?\}\}|\{%[-+]?\s*endif\s*[-+]?%\})"
+)
+"""A condition within a line."""
 _COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
@@ -174,8 +180,18 @@ def filled_templates(text: str) -> str:
         is_left_out = any(opened)  # only the first branch is read; lines keep their numbers
         unseen = "$OTHERWISE \\" if is_left_out and not block and "$OTHERWISE" not in lines[-1] else "\\"
         indent = line[: len(line) - len(line.lstrip())]
-        lines.append(line if not (block or is_left_out) else f"{indent}{unseen}" if is_joined else "")
+        is_flag = is_left_out and re.match(r"\s*- [\"']?--", line)  # of a list in YAML
+        left_out = f"{indent}{unseen}" if is_joined else f"{indent}- $OTHERWISE" if is_flag else ""
+        lines.append(left_out if block or is_left_out else _CONDITION.sub(_conditional, line))
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
+
+
+def _conditional(condition: re.Match[str]) -> str:
+    """Return the flags of a condition's first branch; a value of one of several is a variable."""
+    then = condition["then"]
+    if not re.match(r"\s*-", then):
+        return "$CONDITION" if then.strip() else ""
+    return f"{then} $OTHERWISE" if condition["other"] else then
 
 
 def recipes(text: str) -> str:
@@ -299,6 +315,7 @@ PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]{0,60}):\?\}")
 """Replaces a value in a command: a shell that lacks the variable refuses to run the command."""
 _OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
 _DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
+_SCHEDULERS = re.compile(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")
 _NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
 
@@ -336,3 +353,15 @@ def _value(text: str) -> str:
 def default(text: str) -> str:
     """Replace ${NAME:-x} by x, the value of an unset variable."""
     return _DEFAULT.sub(r"\1", text)
+
+
+def is_default(value: object) -> bool:
+    """Return True for a text with a variable that has a default, which is not empty; schedulers set their own."""
+    named = _DEFAULT.finditer(value) if isinstance(value, str) and ":-" in value else ()
+    return any(match[1] and not _SCHEDULERS.match(match[0]) for match in named)
+
+
+def with_default(name: str, value: str) -> str:
+    """Return the variable of that name, with its default if a shell can write it."""
+    is_plain = name.isidentifier() and not re.search(r"[{}$`\\]", value)
+    return f"${{{name}:-{value}}}" if is_plain else f"${variable_name(name)}"

@@ -32,6 +32,7 @@ _DATABRICKS = "# Databricks notebook source"
 _HCL = (".tf", ".hcl", ".nomad")
 _QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
 _QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
+_SUPERVISED = re.compile(r"^\[program:[^\]\n]*\][ \t]*$", re.MULTILINE)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
@@ -74,6 +75,8 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         return tuple(told or [Writing("a notebook", "\n".join(code), is_here=True)])
     if _QUADLET.search(text):
         return _from_quadlet(text)
+    if _SUPERVISED.search(text):
+        return _supervised(text)
     is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
     if is_source or (suffix != ".sh" and is_python(text)):
         launches = tuple(engines(text, version))
@@ -99,6 +102,22 @@ def _from_quadlet(text: str) -> tuple[Writing, ...]:
         elif key in _QUADLET_OPTIONS:
             words += [word for part in split(value) for word in (_QUADLET_OPTIONS[key], part)]
     return (Writing("a quadlet", shlex.join([*words, image, *program])),)
+
+
+def _supervised(text: str) -> tuple[Writing, ...]:
+    """Return the programs of a configuration of Supervisor."""
+    launches = list[Writing]()
+    for name, program in re.findall(r"^\[program:([^\]\n]*)\][ \t]*$(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL):
+        command, variables = (
+            re.search(rf"^{key}[ \t]*=[ \t]*(.*(?:\n[ \t]+.*)*)", program, re.MULTILINE)
+            for key in ("command", "environment")
+        )
+        if command and "vllm" in command[1]:
+            pairs = variables[1].replace(",", " ") if variables else ""
+            line = re.sub(r"\s*\n\s*", " ", command[1])
+            line = re.sub(r"%\(ENV_(\w+)\)s", r"${\1}", line)
+            launches.append(Writing("a program of Supervisor", f"{pairs} {line}", is_here=True, place=name))
+    return tuple(launches)
 
 
 def _cells(text: str) -> tuple[list[str], list[str], str]:
@@ -179,7 +198,11 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
         worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
         if worker:
             return (Writing("a Dockerfile, by its variables", serve(worker, unread(stage.environment))),)
-        raise NoLaunch("the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container")
+        if not secrets or not re.search(r"(?:^|/)vllm-openai(?::|@|$)", stage.image):
+            raise NoLaunch(
+                "the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container"
+            )
+        words = ["$ARGS"]  # of the container, for the image's own entry point
     baked = tuple(f"{by} {name}" for name, by in secrets.items())
     around = Container("image", shared_memory=None, is_whole=False, baked=baked)
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words]), around),)
