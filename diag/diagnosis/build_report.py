@@ -353,7 +353,8 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
     if ending.waits:
         return shows["rank_waits"].format(line=ending.waits)
     if ending.is_still:
-        return shows["still"].format(load=ending.load)
+        cause = told_by_vllm(ending.context)
+        return shows["still"].format(load=ending.load) + (f". {cause.means} {cause.do}" if cause else "")
     told = told_by_others(ending.context, "") if ending.state in ("lost", "starting", "stopped") else None
     if ending.state in ("starting", "script failed"):
         failure = known_failure([last], "", "", context=ending.context)
