@@ -595,6 +595,20 @@ def test_a_warning_of_vllms_names_the_cause_where_nothing_else_does(tmp_path: Pa
     assert "--tensor-parallel-size 8" in told(judged(write(tmp_path, [short, waits])))
 
 
+def test_an_exception_behind_a_foreign_head_names_the_cause_and_information_does_not(tmp_path: Path) -> None:
+    said = "AttributeError: TokenizersBackend has no attribute all_special_tokens_extended."
+    assert '"transformers<5"' in told(judged(write(tmp_path, [f"duuu9mr59pks4j[info]{said}"])))
+    quoted = f"INFO 11-20 10:05:00 [logger.py:39] Received request 1: prompt: '{said}'"
+    assert '"transformers<5"' not in told(judged(write(tmp_path, [quoted])))
+
+
+def test_json_of_a_request_is_told_as_one(tmp_path: Path) -> None:
+    head = "(APIServer pid=1) ERROR 09-02 10:11:12 [serving.py:254] "
+    raised_in = ("Error", "Traceback (most recent call last):", PARSER.format("renderers/hf.py", "render"), "    x()")
+    lines = [head + text for text in (*raised_in, "json.decoder.JSONDecodeError: Expecting value: line 1 column 1")]
+    assert "Have the client send valid JSON" in told(judged(write(tmp_path, lines)))
+
+
 def test_what_stopped_the_tokens_is_told(tmp_path: Path) -> None:
     failed = (
         "(Worker_TP0 pid=9) ERROR 11-20 10:05:00 [mooncake_connector.py:547] Mooncake transfer failed for request a"
