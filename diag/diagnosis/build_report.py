@@ -342,7 +342,9 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
             what = f"{ended}; the last error" if ending.refused > 1 else "a request failed"
             yield f"{what}{place}: {line.text.removesuffix('.')}."
-            yield from (f"{failure.means} ({failure.basis})", failure.do) if failure else ()
+            if failure and (ending.failed or ending.state == "lost"):
+                yield f"{failure.means} ({failure.basis})"
+            yield from (failure.do,) if failure else ()
     if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
         yield from (f"another program's line before the end: {told.means}", told.do)
 

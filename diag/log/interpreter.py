@@ -11,12 +11,12 @@ from diag.core.log_events import ENGINE_START_FAILED
 from diag.core.metric_families import Sample
 from diag.log.corroboration import MeasuredServer
 from diag.log.ending import EndJudge
+from diag.log.marks import MARKS
 from diag.log.meanings import LineMeanings, PlacedLine
 from diag.log.origin import LineOrigin, Phase, RecordTracker
 from diag.log.parse_line import AnsweredRequest, ParsedLine
 from diag.log.patterns import FAILED, RAW, Pattern
 from diag.log.states import ServerStates
-from diag.log.marks import MARKS
 from diag.log.tracebacks import TRACEBACK, ErrorLine, TracebackTracker, is_of_request
 
 _BEGINNINGS = ("banner", "hint", "stage", "setting", "progress")
