@@ -23,7 +23,7 @@ from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, ver
 from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.formulas import expanded
-from diag.knowledge.known_failures import NOTHING, OTHERS, known_failure, told_by_others
+from diag.knowledge.known_failures import NOTHING, OTHERS, known_failure, told_by_others, told_by_vllm
 from diag.knowledge.platforms import incident_on_rocm, look_alike_on_rocm
 from diag.knowledge.signals import failed_share, successful_scrapes
 from diag.vllm.command.free_text import hidden
@@ -351,6 +351,8 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
             what = f"{ended}; the last error" if ending.refused > 1 else "a request failed"
             yield f"{what}{place}: {line.text.removesuffix('.')}."
+            if failure and (ending.failed or ending.state == "lost"):
+                yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()
     if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
         yield from (f"another program's line before the end: {told.means}", told.do)
@@ -362,7 +364,8 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
     if ending.waits:
         return shows["rank_waits"].format(line=ending.waits)
     if ending.is_still:
-        return shows["still"].format(load=ending.load)
+        cause = told_by_vllm(ending.context)
+        return shows["still"].format(load=ending.load) + (f". {cause.means} {cause.do}" if cause else "")
     told = told_by_others(ending.context, "") if ending.state in ("lost", "starting", "stopped") else None
     if ending.state in ("starting", "script failed"):
         failure = known_failure([last], "", "", context=ending.context)
@@ -387,6 +390,8 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
     if told:
         return shows["others"].format(line=told.seen, means=told.means, do=told.do)
+    if ending.state == "lost" and (told := told_by_vllm(ending.context)):
+        return shows["vllm"].format(line=told.seen, means=told.means, do=told.do)
     if last.startswith("KeyboardInterrupt") and "terminated" not in last:
         return shows["interrupted"]
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""

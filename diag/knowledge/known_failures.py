@@ -89,6 +89,12 @@ _IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1| +File \"|(?:Erro
 """An error that only says that another process failed, and lines that are no reason of it."""
 _IS_OF_VLLM = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +File \"")
 """Lines in which no other program complains."""
+_COMPLAINS = re.compile(
+    r"(?!.{0,200}\b(?:INFO|DEBUG) ).{0,300}?(?P<said>\b(?:\w{1,60}\.){0,6}\w{1,60}(?:Error|Exception): .*)"
+    r"|.{0,300}?\b(?:WARNING|ERROR) \d\d-\d\d \d\d:[\d:.,]{2,12} (?P<text>.*)"
+)
+"""An exception behind any head, or a line of vLLM's that is no information."""
+MOST_COMPLAINTS = 40
 _CALL_FAILED = re.compile(
     r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)|NCCL_ERROR_"
     r"|unspecified launch failure|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after"
@@ -331,6 +337,16 @@ def told_by_others(context: LogContext, version: str, files: Collection[str] = O
                 seen = printable(hidden(line.strip()), MOST_SEEN)
                 means = _filled(kind.means, values)
                 return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen)
+    return None
+
+
+def told_by_vllm(context: LogContext, version: str = "") -> KnownFailure | None:
+    """Return the failure that a warning or an error names in a log that shows no state, the last such one."""
+    for line in filter(None, map(_COMPLAINS.match, context.nearby.splitlines()[: -MOST_COMPLAINTS - 1 : -1])):
+        text = line["said"] or line["text"]
+        told = known_failure([text], version, "")
+        if told is not None and told.basis == "named by the error":
+            return told._replace(seen=printable(hidden(text.strip()), MOST_SEEN))
     return None
 
 

@@ -11,6 +11,7 @@ from diag.core.log_events import ENGINE_START_FAILED
 from diag.core.metric_families import Sample
 from diag.log.corroboration import MeasuredServer
 from diag.log.ending import EndJudge
+from diag.log.marks import MARKS
 from diag.log.meanings import LineMeanings, PlacedLine
 from diag.log.origin import LineOrigin, Phase, RecordTracker
 from diag.log.parse_line import AnsweredRequest, ParsedLine
@@ -23,6 +24,11 @@ FARTHEST = 3_600.0
 """Seconds that lines in doubt may lead on in time: what stands in them may be a client's."""
 _LIBRARY_WARNS = "NCCL WARN ", "CCL_ERROR|"
 """Marks of a line in which NCCL, RCCL or oneCCL says which call failed, above the exception that says that one did."""
+
+
+def shows_request(line: ParsedLine) -> bool:
+    """Return True if a line is one that a server writes while it handles a client's request."""
+    return is_of_request(line.text) or (line.level == "ERROR" and bool(MARKS.logs_request.match(line.source)))
 
 
 class LogClock:
@@ -176,10 +182,12 @@ class LogInterpreter:
         if line.level == "ERROR" and line.source:
             states.answers.read_error(line.text, at)
         placed = PlacedLine(line, pattern, origin, at, None, is_known)
-        writers.handles_request = writers.handles_request or (phase == "unknown" and is_of_request(line.text))
+        writers.handles_request = writers.handles_request or (phase == "unknown" and shows_request(line))
         is_at_work = phase == "serving" or (phase == "unknown" and writers.handles_request)
         if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
             self._meanings.note_request_error(line, at)
+        if line.level in FAILED and phase != "starting":
+            self._meanings.note_complaint(line, at)
         is_of_process = is_known and bool(line.pid)  # which no client is certain to know
         if any(mark in line.text for mark in _LIBRARY_WARNS) and (phase != "serving" or is_of_process):
             states.run.root_cause.warn(ErrorLine.of(line, at))

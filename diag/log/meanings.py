@@ -27,7 +27,7 @@ from diag.log.origin import LineOrigin
 from diag.log.parse_line import PROGRESS_BAR, ParsedLine
 from diag.log.patterns import RAW, STAGES, Pattern, read_values
 from diag.log.states import ServerStates
-from diag.log.tracebacks import ErrorLine, TracebackTracker, frame_of
+from diag.log.tracebacks import TRACEBACK, ErrorLine, TracebackTracker, frame_of
 from diag.log.trackers import (
     MOST_TEXT,
     READY_STAGE,
@@ -102,6 +102,15 @@ class LineMeanings:
             self._frame_printed = frame
         elif MARKS.lone.match(line.text) or (self._frame_printed and MARKS.exception.match(line.text)):
             self._server.lines[ANSWERS], self._frame_printed = (line, at, self._frame_printed), ""
+            self._server.complaint = None
+
+    def note_complaint(self, line: ParsedLine, at: float) -> None:
+        """Keep a line that may say why the next request is answered with HTTP 500, if no exception does."""
+        is_of_library = line.level == RAW and MARKS.says_of_request.match(line.text)
+        is_headline = line.level == "ERROR" and MARKS.logs_request.match(line.source)
+        is_part = line.text.startswith((" ", TRACEBACK)) or MARKS.exception.match(line.text)
+        if is_of_library or (is_headline and not is_part):
+            self._server.complaint = line, at, ""
 
     def note_exception(self, placed: PlacedLine, error: ErrorLine | None, tracebacks: TracebackTracker) -> None:
         """Keep an exception that may have ended the start, and a line that says what a start waits for.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from diag.core.log_events import (
+    ANSWERS,
     CUT_AT_SHUTDOWN,
     ENGINE_DEAD,
     ENGINE_START_FAILED,
@@ -46,6 +47,8 @@ class ServerStates:
         """The last line of each event, and under `ANSWERS` the last exception that ended a request, with the frame
         above it.
         """
+        self.complaint: tuple[ParsedLine, float, str] | None = None
+        """The last line that says what is wrong with a request, and is no exception, until a request was answered."""
         self.last_text = ""
         self.pending: list[ErrorLine] = []
         """Exceptions outside of a server's work after which nothing has moved: the first of them may have ended it."""
@@ -81,6 +84,9 @@ class ServerStates:
         self.answers.count(request, at, is_doubted)
         if request.status.startswith("5"):
             self.cut_off("answers", at)
+            if self.complaint is not None:
+                self.lines[ANSWERS] = self.complaint
+        self.complaint = None
         if is_doubted:
             return
         self.writers.note_route(request.route)

@@ -71,7 +71,11 @@ def _place(frame: re.Match[str]) -> str:
 def is_of_request(text: str) -> bool:
     """Return True if a line is a frame of a function that handles a client's request."""
     frame = MARKS.frame.search(text[:MOST_FRAME])
-    return frame is not None and frame["function"] in FUNCTIONS.request
+    return frame is not None and _handles_request(frame)
+
+
+def _handles_request(frame: re.Match[str]) -> bool:
+    return frame["function"] in FUNCTIONS.request or bool(MARKS.of_request.match(_place(frame)))
 
 
 def frame_of(text: str) -> str:
@@ -160,7 +164,7 @@ class _Traceback:
         function = frame["function"] or frame["called"].rpartition(".")[2]
         self.in_step = self.in_step or function in FUNCTIONS.step
         self.in_start = self.in_start or function in FUNCTIONS.start
-        self.in_request = self.in_request or function in FUNCTIONS.request
+        self.in_request = self.in_request or _handles_request(frame)
         if place := _place(frame):
             self.inner = place
             self.inner_of_vllm = place if MARKS.of_vllm.match(place) else self.inner_of_vllm
@@ -235,7 +239,9 @@ class TracebackTracker:
             return None
 
         if traceback is None and MARKS.frame.match(line.text[:MOST_FRAME].lstrip()):  # the log begins within it
-            traceback = self._open[key] = _Traceback("", False, has_head=line.level != RAW, is_torn=True)
+            announced = self._announced.get(key, "")
+            has_head = line.level != RAW
+            traceback = self._open[key] = _Traceback(announced, bool(announced), has_head, is_torn=True)
         error = ErrorLine(line.text.rstrip(), line.number, at, line.process)
         was_in_frames = traceback is not None and traceback.in_frames
         if traceback is not None and traceback.read(error):
@@ -249,6 +255,9 @@ class TracebackTracker:
         error.is_lone = bool(MARKS.lone.match(line.text))
         self.unannounced = error if error.is_lone else None
         self._open.pop(key, None)
+        if error.is_lone and line.level != RAW and not is_announced and key in self._announced:  # without its frames
+            error.is_lone, error.announced = False, self._announced.pop(key)
+            return error
         if error.is_lone and MARKS.heading.match(error.text):  # its reason follows
             self._open[key] = _Traceback("", False, has_head=False, in_frames=False, error=error)
         if len(self._announced) >= MOST_OPEN:

@@ -120,6 +120,15 @@ def test_a_similar_line_is_not_of_the_kind(case: str) -> None:
     assert found is None or found.id != kind
 
 
+def test_a_build_that_the_server_serves_already_is_not_offered() -> None:
+    frames = "vllm/model_executor/layers/quantization/modelopt.py:apply"
+    near = "INFO 07-30 10:11:12 [core.py:93] Initializing a V1 LLM engine (v0.20.0) with config: quantization=fp8,"
+    texts = ["RuntimeError: shape '[1, 2]' is invalid"]
+    free, served = (known_failure(texts, "", "", frames, LogContext(each)) for each in ("", near))
+    assert free is not None and "FP8 build" in free.do
+    assert served is None or "FP8 build" not in served.do
+
+
 def test_what_stands_beside_an_error_that_says_nothing_names_the_cause() -> None:
     line = "RuntimeError: WorkerProc initialization failed due to an exception in a background process."
     said = "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'"
@@ -380,7 +389,7 @@ def test_an_option_that_the_release_lacks_is_not_offered() -> None:
     assert "--no-async-scheduling" not in offered["0.8.5"]
     assert "--no-async-scheduling" in offered["0.32.0"]
     assert offered["0.8.5"].startswith("Upgrade vLLM (this server runs 0.8.5")
-    assert offered["0.32.0"].startswith("Start with --no-enable-prefix-caching")
+    assert offered["0.32.0"].startswith("Start without --speculative-config")
 
 
 @pytest.mark.parametrize(

@@ -518,6 +518,108 @@ def test_a_fragment_with_the_exception_of_a_request_tells_that_and_no_failed_sta
     assert "a request failed (line 5): ValueError: bad role" in told(report)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "ERROR 04-28 02:37:03 [core.py:398] ",  # 0.8
+        "(EngineCore_DP0 pid=414) ERROR 10-15 03:21:24 [core.py:710] ",  # 0.11
+        "(EngineCore pid=2150) ERROR 06-29 11:22:29 [core.py:1231] ",  # 0.20 to 0.33
+        "(EngineCore_DP1 pid=1526) ERROR 09-01 11:22:29 [v1/engine/core.py:1339] ",
+    ],
+)
+@pytest.mark.parametrize("frames", [[], ['  File "/x/vllm/v1/engine/core.py", line 9, in step', "    step()"]])
+def test_an_announced_exception_needs_no_traceback(tmp_path: Path, head: str, frames: list[str]) -> None:
+    lines = [head + text for text in ("EngineCore encountered a fatal error.", *frames, "KeyError: 'w13_scale'")]
+    report = judged(write(tmp_path, lines))
+    assert first(report) == "engine_dead"
+    assert f"Log KeyError: 'w13_scale' ({write(tmp_path, lines)}:{len(lines)}" in told(report)
+
+
+PARSER = '  File "/site-packages/vllm/{}", line 310, in {}'
+
+
+@pytest.mark.parametrize(
+    ("head", "file", "function", "incident"),
+    [
+        ("", "tool_parsers/qwen3coder_tool_parser.py", "_parse_function", ""),
+        ("", "reasoning/deepseek_r1_reasoning_parser.py", "extract_content", ""),
+        ("(APIServer pid=1) ERROR 09-02 10:11:12 [serving.py:932] ", "renderers/hf.py", "render", ""),
+        ("ERROR 03-12 08:11:44 [serving_chat.py:1181] ", "v1/x.py", "run", ""),
+        ("", "tool_parsers/abstract_tool_parser.py", "get_tool_parser", "startup_failed"),
+        ("", "entrypoints/openai/api_server.py", "build_async_engine_client", "startup_failed"),
+        ("", "model_executor/layers/linear.py", "create_weights", "startup_failed"),
+    ],
+)
+def test_the_place_of_an_exception_tells_a_request_from_a_start(
+    tmp_path: Path, head: str, file: str, function: str, incident: str
+) -> None:
+    texts = ("Traceback (most recent call last):", PARSER.format(file, function), "    x()", "ValueError: not found")
+    report = judged(write(tmp_path, [head + text for text in texts]))
+    assert first(report) == incident
+    assert incident or "a request failed (line 4): ValueError: not found" in told(report)
+
+
+@pytest.mark.parametrize(
+    ("said", "tells"),
+    [
+        ("[14:02:11] /project/cpp/json_schema_converter.cc:795: Check failed: (x) is false: no object", "no object"),
+        ("(APIServer pid=1) ERROR 09-02 10:11:12 [serving.py:830] openai_harmony.HarmonyError: a", "HarmonyError: a"),
+        ("ERROR 09-02 10:11:12 [backend_xgrammar.py:160] Failed to advance FSM", "Failed to advance FSM"),
+    ],
+)
+def test_the_line_above_an_answer_500_is_told(tmp_path: Path, said: str, tells: str) -> None:
+    answer = 'INFO:     10.0.0.7:51234 - "POST /v1/chat/completions HTTP/1.1" {}'
+    failed, well = answer.format("500 Internal Server Error"), answer.format("200 OK")
+    assert tells in told(judged(write(tmp_path, [*SERVING, said, failed])))
+    assert tells not in told(judged(write(tmp_path, [*SERVING, said, well, failed]))) or "Harmony" in said
+
+
+@pytest.mark.parametrize("above", [[], ["1 validation error for VllmConfig"]])
+def test_the_last_line_of_pydantics_error_is_one_alone(tmp_path: Path, above: list[str]) -> None:
+    said = (
+        "  Value error, Unknown quantization method: mxfp6. Must be one of ['awq']. [type=value_error, input_value=1]"
+    )
+    report = judged(write(tmp_path, [*above, said]))
+    assert first(report) == "startup_failed"
+    assert 'no quantization method "mxfp6"' in told(report)
+    assert not judged(write(tmp_path, [f"INFO 09-02 10:11:12 [x.py:1] {said}"])).present
+
+
+def test_a_warning_of_vllms_names_the_cause_where_nothing_else_does(tmp_path: Path) -> None:
+    head = "(EngineCore_DP0 pid=7) WARNING 02-18 08:20:50 [ray_utils.py:345] "
+    short = f"{head}Tensor parallel size (16) exceeds available GPUs (8). This may result in Ray placement failures."
+    report = judged(write(tmp_path, [short]))
+    assert report.verdict == "unknown"
+    assert "asks for 16" in told(report)
+    waits = "INFO 02-18 08:21:00 [ray_utils.py:221] Waiting for creating a placement group of specs for 10 seconds."
+    assert "--tensor-parallel-size 8" in told(judged(write(tmp_path, [short, waits])))
+
+
+def test_an_exception_behind_a_foreign_head_names_the_cause_and_information_does_not(tmp_path: Path) -> None:
+    said = "AttributeError: TokenizersBackend has no attribute all_special_tokens_extended."
+    assert '"transformers<5"' in told(judged(write(tmp_path, [f"duuu9mr59pks4j[info]{said}"])))
+    quoted = f"INFO 11-20 10:05:00 [logger.py:39] Received request 1: prompt: '{said}'"
+    assert '"transformers<5"' not in told(judged(write(tmp_path, [quoted])))
+
+
+def test_json_of_a_request_is_told_as_one(tmp_path: Path) -> None:
+    head = "(APIServer pid=1) ERROR 09-02 10:11:12 [serving.py:254] "
+    raised_in = ("Error", "Traceback (most recent call last):", PARSER.format("renderers/hf.py", "render"), "    x()")
+    lines = [head + text for text in (*raised_in, "json.decoder.JSONDecodeError: Expecting value: line 1 column 1")]
+    assert "Have the client send valid JSON" in told(judged(write(tmp_path, lines)))
+
+
+def test_what_stopped_the_tokens_is_told(tmp_path: Path) -> None:
+    failed = (
+        "(Worker_TP0 pid=9) ERROR 11-20 10:05:00 [mooncake_connector.py:547] Mooncake transfer failed for request a"
+    )
+    stands = (
+        f"{API}INFO 11-20 10:04:50 [loggers.py:259] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
+        "throughput: 0.0 tokens/s, Running: 0 reqs, Waiting: 1 reqs, GPU KV cache usage: 9%, Prefix cache hit rate: 0%"
+    )
+    assert "Mooncake could not move" in told(judged(write(tmp_path, [*START, *READY, stands, failed])))
+
+
 # -- scripts that use an engine without a server ----------------------------------------------------------------------
 
 HEAD = "(EngineCore_DP0 pid=321) INFO 05-18 10:00:{:02d} [core.py:93] "
