@@ -135,13 +135,13 @@ class Negate:
 
 
 @dataclass(eq=False)
-class Part:
+class FormulaPart:
     """A part of a formula that is parsed once its values are asked for: most are of metrics that the samples lack."""
 
     formula: "Formula"
 
 
-Node = Number | String | Selector | Range | Subquery | Call | Aggregate | Binary | Negate | Part
+Node = Number | String | Selector | Range | Subquery | Call | Aggregate | Binary | Negate | FormulaPart
 
 
 class Expression(NamedTuple):

@@ -13,11 +13,11 @@ from diag.promql.data import (
     Block,
     Call,
     Expression,
+    FormulaPart,
     Millis,
     Negate,
     Node,
     Number,
-    Part,
     Range,
     Samples,
     Selector,
@@ -44,7 +44,7 @@ MOST_INSTANTS = 64
 
 _NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
 """Every name in an expression, and the brace of a selector without a name."""
-_YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar"})
+_YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar", *functions.DATES})
 
 
 def evaluate(expression: Expression | Formula | str, samples: Samples, instants: Millis) -> Vector:
@@ -123,7 +123,7 @@ class _Evaluation:
         self.kept = kept
 
     def vector(self, node: Node) -> Vector:
-        while isinstance(node, Part):
+        while isinstance(node, FormulaPart):
             if not self.evaluator.may_hold(node.formula):
                 return stack((), self.instants.size)
             node = parse(node.formula, with_parts=False).node

@@ -108,7 +108,9 @@ def parse(promql: str | Formula, with_parts: bool = True) -> data.Expression:
             raise ValueError(str(error)) from None
         if _BYTE_ESCAPE.search(text):
             raise _Refused("an escaped byte")
-        nodes = {name: parse(part).node if with_parts else _only(data.Part, part) for name, part in parts.items()}
+        nodes = {
+            name: parse(part).node if with_parts else _only(data.FormulaPart, part) for name, part in parts.items()
+        }
         node = _node(tree, nodes)
         if isinstance(node, data.Range | data.Subquery | data.String):
             raise _Refused("a range vector or a string as the result")
@@ -217,7 +219,7 @@ def _call(tree: ast.Call, parts: _Parts) -> data.Call:
         raise _Refused(f"{name}()")
     args = tuple(_node(arg, parts) for arg in tree.args)
     if name in ("absent", "timestamp"):  # a selector has another result than what is computed
-        args = tuple(parse(arg.formula).node if isinstance(arg, data.Part) else arg for arg in args)
+        args = tuple(parse(arg.formula).node if isinstance(arg, data.FormulaPart) else arg for arg in args)
     call = _only(data.Call, name, args)
     strings = [arg.value for arg in call.args if isinstance(arg, data.String)]
     if name == "label_replace":
