@@ -25,7 +25,6 @@ from diag.knowledge.known_failures import KnownFailure
 from diag.knowledge.platforms import SHOWS_ROCM
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu, runs_on_rocm
 from diag.vllm.command.command import Command, json_object
-from diag.vllm.command.parse import parse
 from diag.vllm.flags.registry import UNSET, default, release, releases, versions
 
 Value = float | str | None
@@ -49,8 +48,12 @@ _UNSET = UNSET | {"--compilation-config", "--cudagraph-capture-sizes", "--max-cu
 @lru_cache(maxsize=256)  # every fix asks
 def command_in(launch: str) -> Command | None:
     """Parse the launch command; None if it is unknown or cannot be read (a note reports it)."""
+    if not launch:
+        return None
+    from diag.vllm.command.parse import parse  # noqa: PLC0415  # without a launch command, its readers are not needed
+
     try:
-        return parse(launch) if launch else None
+        return parse(launch)
     except BadUsage:
         return None
 

@@ -14,7 +14,6 @@ from diag.diagnosis.diagnose import Quote
 from diag.diagnosis.proposals import FlagChange, Proposal, Running, command_in, written
 from diag.vllm.command.command import Command, json_object
 from diag.vllm.command.free_text import hidden
-from diag.vllm.command.parse import parse
 from diag.vllm.command.shown import shown
 from diag.vllm.flags.registry import versions
 
@@ -135,6 +134,8 @@ def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, 
 
 def _changes(command: Command, edits: Sequence["LintEdit"]) -> tuple[FlagChange, ...]:
     """Return corrections of a command as changes of flags; none if a correction is of other words."""
+    from diag.vllm.command.parse import parse  # noqa: PLC0415  # without a launch command, its readers are not needed
+
     flags = {argument.words: argument for argument in command.given}
     if not all(edit.words in flags for edit in edits):
         return ()

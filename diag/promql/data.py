@@ -10,12 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from diag.core.errors import QueryFailed
+
+if TYPE_CHECKING:
+    from diag.promql.parser import Formula
 
 Labels = dict[str, str]
 Floats = npt.NDArray[np.float64]
@@ -131,7 +134,14 @@ class Negate:
     expr: "Node"
 
 
-Node = Number | String | Selector | Range | Subquery | Call | Aggregate | Binary | Negate
+@dataclass(eq=False)
+class FormulaPart:
+    """A part of a formula that is parsed once its values are asked for: most are of metrics that the samples lack."""
+
+    formula: "Formula"
+
+
+Node = Number | String | Selector | Range | Subquery | Call | Aggregate | Binary | Negate | FormulaPart
 
 
 class Expression(NamedTuple):

@@ -1,5 +1,6 @@
 """Evaluation of an expression at many instants at once."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ from diag.promql.data import (
     Block,
     Call,
     Expression,
+    FormulaPart,
     Millis,
     Negate,
     Node,
@@ -40,6 +42,10 @@ over thousands of scrapes."""
 MOST_INSTANTS = 64
 """Series of instants at which an evaluator keeps vectors; judging one window takes five."""
 
+_NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
+"""Every name in an expression, and the brace of a selector without a name."""
+_YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar", *functions.DATES})
+
 
 def evaluate(expression: Expression | Formula | str, samples: Samples, instants: Millis) -> Vector:
     """Evaluate at instants (ms since 1970, ascending, any spacing), each as a Prometheus 3 asked at that instant would.
@@ -56,10 +62,11 @@ class Evaluator:
         self.samples = samples
         self._kept: dict[bytes, dict[Node, Vector]] = {}
         self._room = most_cells
+        self._may_hold: dict[Formula | str, bool] = {}
 
     def evaluate(self, expression: Expression | Formula | str, instants: Millis) -> Vector:
         if not isinstance(expression, Expression):
-            expression = parse(expression)
+            expression = parse(expression, with_parts=False)
         try:
             with np.errstate(all="ignore"):
                 vector = self.at(np.asarray(instants, dtype=np.int64)).vector(expression.node)
@@ -69,6 +76,17 @@ class Evaluator:
         if vector.scalar or rows.size == len(vector.labels):
             return vector
         return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], vector.present[rows])
+
+    def may_hold(self, asked: Formula | str) -> bool:
+        """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
+        memory = self._may_hold
+        if asked not in memory:
+            text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
+            words = _NAMES.findall(text)
+            named = not (self.samples.names.isdisjoint(words) and _YIELDS_WITHOUT_SAMPLES.isdisjoint(words))
+            instant = "[" not in text and not parts
+            memory[asked] = named or instant or any(map(self.may_hold, parts.values()))
+        return memory[asked]
 
     def at(self, instants: Millis) -> "_Evaluation":
         """Return the evaluation at these instants, with what was computed at them before."""
@@ -105,6 +123,10 @@ class _Evaluation:
         self.kept = kept
 
     def vector(self, node: Node) -> Vector:
+        while isinstance(node, FormulaPart):
+            if not self.evaluator.may_hold(node.formula):
+                return stack((), self.instants.size)
+            node = parse(node.formula, with_parts=False).node
         vector = self.kept.get(node)
         if vector is None:
             vector = self._computed(node)

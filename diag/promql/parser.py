@@ -91,10 +91,10 @@ class _Refused(Exception):
 
 
 @lru_cache(maxsize=2048)
-def parse(promql: str | Formula) -> data.Expression:
+def parse(promql: str | Formula, with_parts: bool = True) -> data.Expression:
     """Parse an expression and check that all of it is supported; Unsupported names the part that is not.
 
-    The node of a formula's part stands where its text selects the part.
+    The node of a formula's part stands where its text selects the part, or, without parts, a place for it.
     """
     text, parts = (promql, {}) if isinstance(promql, str) else (promql.text, promql.parts)
     try:
@@ -108,7 +108,10 @@ def parse(promql: str | Formula) -> data.Expression:
             raise ValueError(str(error)) from None
         if _BYTE_ESCAPE.search(text):
             raise _Refused("an escaped byte")
-        node = _node(tree, {name: parse(part).node for name, part in parts.items()})
+        nodes = {
+            name: parse(part).node if with_parts else _only(data.FormulaPart, part) for name, part in parts.items()
+        }
+        node = _node(tree, nodes)
         if isinstance(node, data.Range | data.Subquery | data.String):
             raise _Refused("a range vector or a string as the result")
     except ValueError as error:
@@ -214,18 +217,15 @@ def _call(tree: ast.Call, parts: _Parts) -> data.Call:
     name = tree.func.name
     if name not in FUNCTIONS:
         raise _Refused(f"{name}()")
-    call = _only(data.Call, name, tuple(_node(arg, parts) for arg in tree.args))
+    args = tuple(_node(arg, parts) for arg in tree.args)
+    if name in ("absent", "timestamp"):  # a selector has another result than what is computed
+        args = tuple(parse(arg.formula).node if isinstance(arg, data.FormulaPart) else arg for arg in args)
+    call = _only(data.Call, name, args)
     strings = [arg.value for arg in call.args if isinstance(arg, data.String)]
     if name == "label_replace":
         target, _, _, pattern = strings
         _check_label(target)
-        # The parser has not seen this string as a pattern: parse it as one.
-        quoted = pattern.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        try:
-            ast.parse(f'x{{x=~"{quoted}"}}')
-        except ValueError as error:
-            raise _Refused(f"the pattern {pattern!r} ({error})") from None
-        _check_pattern(pattern)
+        _check_text(pattern)
     if name == "label_join":
         target, _, *sources = strings
         for label in (target, *sources):
@@ -272,6 +272,17 @@ def _binary(tree: ast.BinaryExpr, parts: _Parts) -> data.Binary:
 def _check_label(name: str) -> None:
     if not _LABEL_NAME.fullmatch(name):
         raise _Refused(f"the label name {name!r}")
+
+
+@lru_cache(maxsize=1024)
+def _check_text(pattern: str) -> None:
+    """Check a pattern that stands in a string: the parser has not seen it as a pattern."""
+    quoted = pattern.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    try:
+        ast.parse(f'x{{x=~"{quoted}"}}')
+    except ValueError as error:
+        raise _Refused(f"the pattern {pattern!r} ({error})") from None
+    _check_pattern(pattern)
 
 
 def _check_pattern(pattern: str) -> None:

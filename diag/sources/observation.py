@@ -1,6 +1,5 @@
 """The observation of live or recorded servers: their samples, queries over them, and notes about the scrapes."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +32,6 @@ _FAULTS: dict[FaultKind, str] = {
     " rules do not see them until the scrape job has {relabelling}",
     "crowded": f"{{pages}} of {{host}} had more than {MOST_SERIES:,} series: the rest was skipped",
 }
-_NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
-"""Every name in an expression, and the brace of a selector without a name."""
-_YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar"})
 Row = tuple[Labels, Floats]
 
 
@@ -56,28 +52,13 @@ class SampleSource:
     def _evaluator(self) -> promql.Evaluator:
         return promql.Evaluator(self.samples)
 
-    @cached_property
-    def _may_hold_by_query(self) -> dict[promql.Formula | str, bool]:
-        return {}
-
     def ask(self, asked: promql.Formula | str, instants: Instants) -> Mapping[Subject, Floats]:
         """Evaluate a query: one row per subject; a missing or implausibly large sample is NaN."""
-        if not self._may_hold(asked):
+        if not self._evaluator.may_hold(asked):
             return {}
         vector = self._evaluator.evaluate(asked, instants)
         values = np.where(vector.present & (np.abs(vector.values) < LARGEST), vector.values, np.nan)
         return {tuple(sorted(labels.items())): row for labels, row in zip(vector.labels, values, strict=True)}
-
-    def _may_hold(self, asked: promql.Formula | str) -> bool:
-        """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
-        memory = self._may_hold_by_query
-        if asked not in memory:
-            text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
-            words = _NAMES.findall(text)
-            named = not (self.samples.names.isdisjoint(words) and _YIELDS_WITHOUT_SAMPLES.isdisjoint(words))
-            instant = "[" not in text and not parts
-            memory[asked] = named or instant or any(map(self._may_hold, parts.values()))
-        return memory[asked]
 
 
 class PodContainer(NamedTuple):

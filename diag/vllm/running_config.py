@@ -13,7 +13,6 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.container import inner, items
 from diag.vllm.command.free_text import is_secret
-from diag.vllm.command.parse import parse
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER
 
@@ -71,6 +70,8 @@ def read_launch(text: str) -> Launch:
     """Read a command that starts vLLM; BadUsage if a quotation is not closed."""
     if not text.strip():
         return Launch()
+    from diag.vllm.command.parse import parse  # noqa: PLC0415  # without a launch command, its readers are not needed
+
     incomplete = ""
     try:
         command = parse(text)

@@ -242,7 +242,8 @@ def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Qwen2.5-72B-Instruct-AWQ", "Qwen2-VL-72B-Instruct-GPTQ-Int4", "Qwen2.5-VL-72B-Instruct-AWQ"]
+    "name",
+    some(["Qwen2.5-72B-Instruct-AWQ", "Qwen2-VL-72B-Instruct-GPTQ-Int4", "Qwen2.5-VL-72B-Instruct-AWQ"], 1, "padded"),
 )
 def test_padded_checkpoints_divide_among_gpus(name: str) -> None:
     """Was: 29,568 columns, which are no whole groups of 128 for two GPUs."""

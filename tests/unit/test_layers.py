@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from support.paths import ROOT, TESTS
@@ -38,14 +39,22 @@ ONE_FILE: dict[str, str | tuple[str, ...]] = {
 """The file or folder of each library, also of those in Python that send requests; nothing else lists them."""
 
 
-def imported(file: Path) -> set[str]:
-    found: set[str] = set()
+@cache
+def outline(file: Path) -> tuple[set[str], list[str]]:
+    """Return what a file imports, and the names of its classes; each file is parsed once."""
+    imports, classes = set[str](), list[str]()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            imports |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+    return imports, classes
+
+
+def imported(file: Path) -> set[str]:
+    return outline(file)[0]
 
 
 def test_each_floor_imports_only_the_floors_below_it() -> None:
@@ -61,8 +70,7 @@ def test_five_files_lie_beside_the_floors() -> None:
 
 
 def test_a_class_name_exists_once() -> None:
-    trees = (ast.parse(file.read_text(encoding="utf-8")) for file in FILES)
-    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(name for file in FILES for name in outline(file)[1])
     assert [name for name, count in names.items() if count > 1] == []
 
 

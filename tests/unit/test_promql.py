@@ -495,6 +495,27 @@ def test_a_formula_reads_recorded_series_where_there_are_any() -> None:
     assert SHARE.text_over({SHARE.name: "site:share"}) == SHARE.written_out()
 
 
+@pytest.mark.parametrize(
+    ("part", "text", "expected"),
+    [
+        ("rate(refused[5m] @ 0)", "tokens or {}", 1),  # no sample has its metric: it is not even parsed
+        ("tokens", "timestamp({})", 10.0),  # of a selector: the time of the sample, not of the evaluation
+        ("tokens", "absent({} > 5)", 1),
+        ('missing{a="b"}', "absent({})", 1),
+        ("absent(missing)", "{} or tokens", 1),
+        ("hour() unless rate(missing[5m])", "{} or tokens", 0),
+        ("tokens > 0", "{0} + {0}", 2),
+    ],
+)
+def test_a_part_is_evaluated_where_its_value_is_asked_for(part: str, text: str, expected: float) -> None:
+    whole = Formula("", text.format("part"), {"part": Formula("part", part, {})})
+    samples = Samples([series("tokens", [1.0, 1.0])])
+    by_parts = evaluate(whole, samples, np.array([15_000]))
+    assert by_parts.values.tolist() == [[expected]]
+    if "refused" not in part:
+        assert answers(by_parts) == answers(evaluate(whole.written_out(), samples, np.array([15_000])))
+
+
 def test_the_name_of_a_part_in_a_string_stays() -> None:
     quoted = Formula("", f'label_replace({RATE.name}, "a", "{RATE.name}", "", "")', {RATE.name: RATE})
     assert f'"{RATE.name}"' in quoted.written_out({RATE.name: "other"})

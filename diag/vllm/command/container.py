@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from diag.vllm.command.shell import default
 
+IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
+"""Options of `docker run` that take no value: the word after any other option is not the image."""
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _OTHER_CHIPS = {"aws.amazon.com/neuroncore", "aws.amazon.com/neuron", "google.com/tpu"}

@@ -22,7 +22,7 @@ from diag.vllm.command.command import (
     options,
     read_config_file,
 )
-from diag.vllm.command.container import Container, read_run, run_place
+from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -47,8 +47,6 @@ _CONTAINERS = re.compile(
 _PROGRAM_WORD = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba|z|da|k)?sh|uv|torchrun|ray|env|tini|sleep|\S+\.(?:sh|py))")
 """Programs that a container starts in the place of the image's own."""
 _HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
-IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
-"""Options of `docker run` that take no value: the word after any other option is not the image."""
 
 
 class Image(NamedTuple):

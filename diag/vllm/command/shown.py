@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from diag.core.errors import BadUsage
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given, is_server
-from diag.vllm.command.parse import IS_ALONE, filled_in, parse
+from diag.vllm.command.container import IS_ALONE
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder
 
@@ -33,8 +33,12 @@ def shown(text: str) -> str:
 
     "" if the text cannot be parsed or has nothing of vLLM in it. A line that is already shown stays as it is.
     """
+    if not text:
+        return ""
+    from diag.vllm.command.parse import parse  # noqa: PLC0415  # without a launch command, its readers are not needed
+
     try:
-        return masked(parse(text)).written() if text else ""
+        return masked(parse(text)).written()
     except BadUsage:
         pass
     try:  # a program of the site's own that passes vLLM's flags on: its name is not shown
@@ -49,6 +53,8 @@ def shown(text: str) -> str:
 
 def masked(command: Command) -> Command:
     """Replace the words of a command that may not be shown; it keeps its number of words."""
+    from diag.vllm.command.parse import filled_in  # noqa: PLC0415  # as above
+
     words = filled_in(command.words, redaction.harmless(command.environment))
     masks = {}
     for at in range(command.arguments, len(words)):
