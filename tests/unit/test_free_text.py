@@ -91,7 +91,7 @@ SIGNS = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\0": "\0"}
 def test_of_the_notations_of_programs_all_but_the_named_ones_hide_a_chosen_word() -> None:
     """A word that somebody chose, so that only its name or place tells; whole, and line by line."""
     texts = list(_notations())
-    assert len(texts) > 1350
+    assert len(texts) > 1430
     assert sum(shown for _, shown in texts) <= 1  # a list of tokens, which are a text's here
     for secret in ("swordfish", "hunter2hunter", "Tr0ub4dor-x9"):
         filled = [(text.replace("§", secret), shown) for text, shown in texts]

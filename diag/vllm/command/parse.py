@@ -693,12 +693,12 @@ def _serve_end(words: Sequence[str]) -> int | None:
 def _command(
     words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
 ) -> Command:
-    if len(words) > MOST_ARGUMENTS:
-        raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     filled = filled_in(words, environment)
     mentions, loose = options(filled, start, version)
     if sum(option.option is None for option in mentions) > _MOST_UNKNOWN:
         raise BadUsage(f"more than {_MOST_UNKNOWN} options of the command are none of vLLM's: {EXPECTED}")
+    if len(words) > MOST_ARGUMENTS:
+        raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     contained, place = _find_image(words, environment), elsewhere(words[:start])
     config = next((option.values[0] for option in mentions if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place

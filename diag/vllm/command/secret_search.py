@@ -72,7 +72,7 @@ _IN_GROUP = re.compile(r"(?P<open>[\[({])|(?P<close>[\])}])|[^\[\](){}\"'`\\]+|.
 _FIELD = re.compile(r"(?P<indent>[ \t]*)(?:-[ \t]+)?[\"']?[\w.-]+[\"']?:(?:[ \t]+(?P<value>[^\r\n]+))?\r?(?:\n|\Z)")
 _ITEM = re.compile(r"(?P<indent>[ \t]*)-[ \t]+(?P<value>[^\r\n]+)\r?(?:\n|\Z)")
 """Lines of a block of YAML."""
-_BECOMES = re.compile(r"[ \t]+->[ \t]+(?=[\"'])")
+_BECOMES = re.compile(r"[ \t]+[-=]>[ \t]+(?=[\"'])")
 _REPR = re.compile(r"<\w[^<>\n]{0,300}>")
 _BARE = re.compile(r"(?:[^\s\"'`,;)\]}\\(\[{]|\\.|[\"'`,;)\]}](?![\s\"'`,;:.)\]}>\\]|\Z))+\\?", re.DOTALL)
 """A word without quotation marks; one of them, or a bracket, ends it if nothing of the word follows."""
