@@ -91,7 +91,7 @@ def test_start_is_unknown_without_the_log(tmp_path: Path, name: str) -> None:
 def test_a_tensor_parallel_stall_is_a_stall_whose_kind_the_page_cannot_tell(tmp_path: Path) -> None:
     stalled = without_log(tmp_path, "tp2_long_stall").present[0].diagnosis
     assert stalled.incident.id == "engine_stalled"
-    assert [each.name for each in stalled.open] == ["tp_communication_stall"]
+    assert [each.name for each in stalled.open] == ["tp_communication_stall", "engine_dead"]
 
 
 @pytest.mark.parametrize("name", some((name for name in ALL if (RECORDINGS / name / "server.log").exists()), 10))
