@@ -14,6 +14,7 @@ from diag.lint.terms import all_hold, value_of
 from diag.lint.weights import checkpoint
 from diag.vllm.devices import lacking, options
 from diag.vllm.gpus import gpus
+from diag.vllm.memory.ledger import WEIGHTS
 
 
 class _NameList(NamedTuple):
@@ -102,6 +103,9 @@ def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
         any_gpu = HostGpu("0", largest.name, largest.memory, largest.memory)
         target = replace(target, gpus=HostGpus((any_gpu,) * min(ranks, _MOST_RANKS), {}))
     judged = memory_ledger(target) if target.used_gpus() else None
+    if judged and not is_named:  # only the weights tell, not a share of the memory that leaves no room for a CUDA context
+        weights = next(row.size for row in judged.rows if row.name == WEIGHTS)
+        judged = judged if weights and weights.low > largest.memory else None
     if judged and judged.verdict == "does not fit" and not judged.setup.refused:
         gpu = target.used_gpus()[0].name if is_named else f"of any kind, {gibibytes(largest.memory)} at most"
         count = f"{ranks} x " if is_named and ranks > 1 else "" if is_named else f"{plural(ranks, 'GPU')} "
