@@ -103,7 +103,7 @@ def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
         any_gpu = HostGpu("0", largest.name, largest.memory, largest.memory)
         target = replace(target, gpus=HostGpus((any_gpu,) * min(ranks, _MOST_RANKS), {}))
     judged = memory_ledger(target) if target.used_gpus() else None
-    if judged and not is_named:  # only the weights tell, not a share of the memory that leaves no room for a CUDA context
+    if judged and not is_named:  # only the weights tell, not a share that leaves a CUDA context no room
         weights = next(row.size for row in judged.rows if row.name == WEIGHTS)
         judged = judged if weights and weights.low > largest.memory else None
     if judged and judged.verdict == "does not fit" and not judged.setup.refused:
