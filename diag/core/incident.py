@@ -13,7 +13,7 @@ $preemptions     a part or a signal by its name; `$preemptions[2m]` over another
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from diag.core.formatting import quantity
 
@@ -224,11 +224,6 @@ class Fix(NamedTuple):
     restart: bool = True
     while_it_lasts: bool = False
     pools: bool = False
-
-    @classmethod
-    def without_restart(cls, **fields: Any) -> "Fix":
-        """Return a fix that takes effect on a running server."""
-        return cls(**fields, restart=False)
 
     @property
     def kind(self) -> Literal["vllm_flag", "environment", "host_command", "advice"]:

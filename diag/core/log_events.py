@@ -65,7 +65,6 @@ KV_BLOCKS_EXPIRED = "kv_blocks_expired"
 KV_LOAD_FAILED = "kv_load_failed"
 MULTIMODAL_CACHE_MISS = "multimodal_cache_miss"
 REQUEST_PREPROCESSING_FAILED = "request_preprocessing_failed"
-INPUT_THREAD_DIED = "input_thread_died"
 OUTPUT_CORRUPTED = "output_corrupted"
 KV_SCALES_MISSING = "kv_scales_missing"
 FLOAT16_CAST = "float16_cast"
@@ -73,19 +72,16 @@ CUDA_ERROR = "cuda_error"
 NCCL_TIMEOUT = "nccl_timeout"
 COMPILED_WHILE_SERVING = "compiled_while_serving"
 SCHEDULER_PAUSED = "scheduler_paused"
-SCHEDULER_RESUMED = "scheduler_resumed"
 EXPERT_BALANCE = "eplb_balance"
 ALL_TO_ALL_TIMEOUT = "all_to_all_timeout"
 CUT_AT_SHUTDOWN = "requests_cut_at_shutdown"
 DRAIN_STARTED = "drain_started"
 DRAIN_ENDED = "drain_ended"
 SCALING_STARTED = "elastic_scaling_started"
-SCALING_ENDED = "elastic_scaling_ended"
 FAULT_HELD = "engine_fault_held"
 FAULT_OVER = "engine_fault_over"
 STACK_DUMPED = "stack_dumped"
 WEIGHTS_DISCARDED = "weights_discarded"
-WEIGHTS_RELOADED = "weights_reloaded"
 OUT_OF_MEMORY = tuple(event.name for event in LOG_EVENTS if event.out_of_memory)
 ON_DEVICE = frozenset(event.name for event in LOG_EVENTS if event.on_device)
 FATAL = tuple(event.name for event in LOG_EVENTS if event.fatal or event.out_of_memory)
@@ -142,11 +138,13 @@ class LogEnding(NamedTuple):
     of a script without a server had started, and the script raised an exception, or the log ends without one. `phase`
     is that of a start under way, with the share that is done, if known. `errors` are the lines of errors since the
     server began, and `processes` those that logged an exception; `last` is the text of the last line that vLLM logged,
-    without secrets; `lines` are the last lines of each event; `context` is what stands around the line that
-    ended the server. `failed` of the last `answered` requests for inference ended with HTTP 5xx, `refused` with 4xx;
-    `load` are the requests and tokens of the last stats lines, in words, "" without one. `is_still`: the server was at
-    work, and its last stats line reports requests and no token. `waits` is the line of an engine at work whose ranks
-    wait for each other, and behind which it has generated no token.
+    without secrets; `lines` are the last lines of each event; `context` is what stands around the line that ended the
+    server. `failed` of the last `answered` requests for inference ended with HTTP 5xx, `refused` with 4xx; `succeeded`
+    is false if none of all did; `load` are the requests and tokens of the last stats lines, in words, "" without one.
+    `is_still`: the server was at work, and its last stats line reports requests and no token. `waits` is the line of an
+    engine at work whose ranks wait for each other, and behind which it has generated no token. `is_timed` is false if
+    no line has a time: `at` is then that of the file. `goes_on`: another server in the same log is at work behind the
+    failed start.
     """
 
     state: LogState
@@ -161,6 +159,9 @@ class LogEnding(NamedTuple):
     failed: int = 0
     answered: int = 0
     refused: int = 0
+    succeeded: bool = True
     load: str = ""
     is_still: bool = False
     waits: str = ""
+    is_timed: bool = True
+    goes_on: bool = False

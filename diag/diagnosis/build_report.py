@@ -25,7 +25,7 @@ from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import NOTHING, OTHERS, known_failure, told_by_others, told_by_vllm
 from diag.knowledge.platforms import incident_on_rocm, look_alike_on_rocm
-from diag.knowledge.signals import failed_share, successful_scrapes
+from diag.knowledge.signals import failed_share, refused_share, successful_scrapes
 from diag.vllm.command.free_text import hidden
 
 LOG_ENDS, WHY = REASONS["log_ends"], REASONS["incidents"]
@@ -35,10 +35,11 @@ DUMP_OF = re.compile(r"VLLM_STACK_DUMP_for_(?P<role>[a-z]{1,20})_(?P<rank>\d{1,7
 STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due to (?P<reason>[^\n]{1,60})")
 STARTS_GO_BACK = "max by ($by) (resets(process_start_time_seconds[$window]))"
 """How often an older process answers after a newer one: no server does so alone."""
-FAILING, START_FAILED = "requests_failing", "startup_failed"
+FAILING, REFUSED, START_FAILED = "requests_failing", "requests_refused", "startup_failed"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 """Failed answers among the last of a log, and their share, from which they are an incident."""
 SHARE = failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the last answers"))
+REFUSED_SHARE = refused_share.at_least(1.0, by_judgement("all of the last answers"))
 READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
 """Commands that look for what a known line already tells."""
 TIMED = ("startup_slow",)
@@ -115,18 +116,23 @@ def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, 
     An access log has no times, so that it fills no window; a log that ends is judged by its last answers.
     """
     ill = {diagnosis.server for diagnosis in diagnoses if diagnosis.is_alarming}
-    failing_last = {
-        server: ending
+    last = {
+        (incident, server): (reading, number, least)
         for server, ending in endings.items()
-        if ending.state == "serving" and ending.failed >= max(FEWEST_FAILED, LEAST_FAILED * ending.answered)
+        for incident, number, reading, least in (
+            (FAILING, ending.failed, SHARE, LEAST_FAILED),
+            (REFUSED, 0 if ending.succeeded else ending.refused, REFUSED_SHARE, 1.0),
+        )
+        if ending.state == "serving" and server not in ill and number >= max(FEWEST_FAILED, least * ending.answered)
     }
     judged = []
     for diagnosis in diagnoses:
-        ending = None if diagnosis.server in ill else failing_last.get(diagnosis.server)
-        if ending is None or diagnosis.incident.id != FAILING or diagnosis.state == "present":
+        key = diagnosis.incident.id, diagnosis.server
+        if key not in last or diagnosis.state == "present":
             judged.append(diagnosis)
             continue
-        share, end = ending.failed / ending.answered, diagnosis.instants[-1]
+        reading, number, least = last[key]
+        share, end = number / endings[diagnosis.server].answered, diagnosis.instants[-1]
         history = [*(None for _ in diagnosis.instants[1:]), share]
         failing = diagnosis._replace(
             state="present",
@@ -137,7 +143,7 @@ def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, 
             episodes=((None, end),),
             ongoing=True,
             symptoms=(),
-            supports=(Reading(SHARE, share, LEAST_FAILED, True, history),),
+            supports=(Reading(reading, share, least, True, history),),
         )
         judged.append(failing)
     return judged
@@ -151,7 +157,9 @@ def _findings(
     failed_to_start = {
         diagnosis.server
         for diagnosis in diagnoses
-        if diagnosis.incident.id == START_FAILED and diagnosis.state == "present" and diagnosis.ongoing
+        if diagnosis.incident.id == START_FAILED
+        and diagnosis.state == "present"
+        and (diagnosis.ongoing or (diagnosis.server in endings and endings[diagnosis.server].state == "starting"))
     }
     for diagnosis in diagnoses:
         if diagnosis.state != "present":
@@ -159,7 +167,7 @@ def _findings(
             continue
         name, ending = diagnosis.server, endings.get(diagnosis.server)
         finding = _with_fixes(diagnosis, queries, running.get(name, Running()), models.get(name, ""), ending)
-        yield finding._replace(is_of_start=ending.state == "failed" if ending else name in failed_to_start)
+        yield finding._replace(is_of_start=name in failed_to_start or (ending is not None and ending.state == "failed"))
 
 
 def _with_fixes(
@@ -388,12 +396,13 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"
             place = f" {who} {hidden(stands)}." if stands else ""
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
+        told = told or told_by_vllm(ending.context, is_alone=True)
     if told:
-        return shows["others"].format(line=told.seen, means=told.means, do=told.do)
-    if ending.state == "lost" and (told := told_by_vllm(ending.context)):
-        return shows["vllm"].format(line=told.seen, means=told.means, do=told.do)
-    if last.startswith("KeyboardInterrupt") and "terminated" not in last:
-        return shows["interrupted"]
+        guess = " That is a guess." if told.do and told.basis == "guess" else ""
+        return shows["told" if told.do else "said"].format(line=told.seen, means=f"{told.means}{guess}", do=told.do)
+    for end, words in REASONS["ended_by"].items():
+        if ending.state == "stopped" and re.match(words, last):
+            return shows[end].format(last=last)
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""
     return LOG_ENDS[ending.state].format(last=last, usual=usual)
 

@@ -87,11 +87,13 @@ FEWEST_WORDS = 4
 """Of a sentence in an error, to be told as its cause."""
 _IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1| +File \"|(?:Error|Exception): *$")
 """An error that only says that another process failed, and lines that are no reason of it."""
-_IS_OF_VLLM = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +File \"")
+_IS_OF_VLLM = re.compile(
+    r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +File \"|ngine core initialization failed"
+)
 """Lines in which no other program complains."""
 _COMPLAINS = re.compile(
     r"(?!.{0,200}\b(?:INFO|DEBUG) ).{0,300}?(?P<said>\b(?:\w{1,60}\.){0,6}\w{1,60}(?:Error|Exception): .*)"
-    r"|.{0,300}?\b(?:WARNING|ERROR) \d\d-\d\d \d\d:[\d:.,]{2,12} (?P<text>.*)"
+    r"|.{0,300}?\b(?:(?P<warning>WARNING)|ERROR)(?: \d\d-\d\d \d\d:[\d:.,]{2,12} |:[\w.]{3,120}:)(?P<text>.*)"
 )
 """An exception behind any head, or a line of vLLM's that is no information."""
 MOST_COMPLAINTS = 40
@@ -340,14 +342,21 @@ def told_by_others(context: LogContext, version: str, files: Collection[str] = O
     return None
 
 
-def told_by_vllm(context: LogContext, version: str = "") -> KnownFailure | None:
-    """Return the failure that a warning or an error names in a log that shows no state, the last such one."""
+def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = False) -> KnownFailure | None:
+    """Return the failure that a warning or an error names in a log that shows no state, the last such one.
+
+    If such lines stand alone, the last error tells at least what it says.
+    """
+    last: KnownFailure | None = None
     for line in filter(None, map(_COMPLAINS.match, context.nearby.splitlines()[: -MOST_COMPLAINTS - 1 : -1])):
-        text = line["said"] or line["text"]
-        told = known_failure([text], version, "")
+        text = (line["said"] or line["text"]).strip()
+        text = text[head.end() :] if (head := _HEAD.match(text)) else text
+        told, seen = known_failure([text], version, ""), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
-            return told._replace(seen=printable(hidden(text.strip()), MOST_SEEN))
-    return None
+            return told._replace(seen=seen)
+        if is_alone and not (last or line["warning"] or _SAYS_NOTHING.search(text)) and _said(text):
+            last = (told or KnownFailure("", _said(text), "", ""))._replace(seen=seen)
+    return last
 
 
 def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext, version: str) -> Sequence[str]:

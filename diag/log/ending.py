@@ -6,10 +6,14 @@ Of a log that is read alone, the last exception after which nothing moves is the
 from collections.abc import Sequence
 
 from diag.core.log_events import ON_DEVICE, EventLine, LogContext, LogEnding, LogState
+from diag.log.marks import MARKS
 from diag.log.patterns import recognise
 from diag.log.states import ServerStates
 from diag.log.tracebacks import ErrorLine
 from diag.log.trackers import MOST_NAME, MOST_TEXT, READY_STAGE, informativeness, quote
+
+FEWEST_SIGNS = 2
+"""Signs of work that refute a death, or show another server behind a failed start: the first may be an older one's."""
 
 
 class EndJudge:
@@ -63,9 +67,11 @@ class EndJudge:
             failed=latest.count("5xx"),
             answered=len(latest),
             refused=latest.count("4xx"),
+            succeeded=self._states.answers.succeeded != 0,
             load=load.words(self._at),
             is_still=state == "serving" and load.is_still,
-            waits=run.rank_waits if state == "serving" else "",
+            waits=run.rank_waits if state in ("serving", "lost") else "",
+            goes_on=state == "failed" and run.signs >= FEWEST_SIGNS,
         )
 
     def finish(self, cut_short: ErrorLine | None) -> None:
@@ -80,6 +86,8 @@ class EndJudge:
         if states.runs_script and not any(error.in_step for error in pending) and run.announced is None:
             self._end_script(pending)
             return
+        if run.ended_from_outside:  # a wait has failed nothing
+            pending = [error for error in pending if not MARKS.waits_for_gpus.match(error.text)]
         startup = run.startup
         if states.last_failure is not None and not startup.is_ready and not run.root_cause.has_reason:
             run.root_cause = states.last_failure  # the start in which the log ends has no reason of its own

@@ -177,7 +177,8 @@ class LogInterpreter:
         origin = self._records.origin(line, pattern, known_phase, read_at if live else None, clock.before)
         if origin is LineOrigin.DOUBTED and line.at is not None and clock.latest is not None:
             clock.reached = max(clock.reached, min(line.at, clock.latest + FARTHEST))
-        own = line.at if line.stamped or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
+        is_first = phase == "unknown" and not live and clock.before is None  # no other line has told a time
+        own = line.at if line.stamped or is_first or origin not in (LineOrigin.QUOTED, LineOrigin.DOUBTED) else None
         at, is_known = clock.resolve(own, read_at, live), self._records.has_process(line.pid)
         if line.level == "ERROR" and line.source:
             states.answers.read_error(line.text, at)

@@ -35,6 +35,7 @@ class Marks(NamedTuple):
     lone: re.Pattern[str]
     bare_name: re.Pattern[str]
     stopped: re.Pattern[str]
+    says_end: re.Pattern[str]
     heading: re.Pattern[str]
     wrapper: re.Pattern[str]
     detail: re.Pattern[str]

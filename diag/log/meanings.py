@@ -153,9 +153,10 @@ class LineMeanings:
         if pattern is None:
             return
         is_at_work = line.process.lower().startswith("enginecore") or self._server.load.requests > 0
-        if pattern.name == SHM_BROADCAST_WAIT and self._server.run.serves and is_at_work:  # else it waits for a command
+        is_cut, serves = self._server.run.phase == "unknown", self._server.run.serves
+        if pattern.name == SHM_BROADCAST_WAIT and (serves or is_cut) and is_at_work:  # else it waits for a command
             self._server.run.rank_waits = quote(line.text.partition(". ")[0], MOST_TEXT)
-            if origin is LineOrigin.VLLM:
+            if origin is LineOrigin.VLLM and serves:
                 self._server.load.wait_for_a_rank(at)
         aborts = bool(placed.event) and pattern.aborts and not self._server.run.was_stopped
         if aborts:

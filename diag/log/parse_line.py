@@ -32,7 +32,7 @@ Form = Literal["line", "inside", "json", "foreign"]
 ISO = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
 COLLECTOR = re.compile(
     r"(?P<pod>\[pod/\S{1,300}\] )?(?P<service>[\w.-]{1,100} +\| )?"  # kubectl logs --prefix, docker compose logs
-    rf"(?:\[?(?P<iso>{ISO})\]?[ \t]"  # in brackets: Buildkite
+    rf"(?:\[?(?P<iso>{ISO})\]?[ \t](?:\| )?"  # in brackets: Buildkite; Docker Desktop
     r"(?:(?P<stream>stdout|stderr) (?P<part>[FP])(?::\S*)? |(?P<host>\S{1,100}) (?:\S{1,100}\[\d+\]|kernel): )?"
     r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} (?:\S{1,100}\[\d+\]|kernel): )?"
 )

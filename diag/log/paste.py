@@ -309,8 +309,8 @@ def _learnt_head(lines: Sequence[Line]) -> re.Pattern[str] | None:
     parsed = sum(bool(COLLECTOR.fullmatch(head)) for head in heads)
     if len(heads) < NEARLY_ALL * len(owns) or parsed >= NEARLY_ALL * len(heads):
         return None
-    if len(heads) < FEWEST_HEADS:  # a short log: the head must be before the other lines too
-        written = [line.text for line in lines if line.text.strip()]
+    if len(heads) < FEWEST_HEADS:  # a short log: the head must be before the other lines too, but those of Slurm itself
+        written = [text for line in lines if (text := line.text).strip() and not text.startswith(("srun:", "slurmst"))]
         head = _learnt(heads, 1)
         return head if head and sum(bool(head.match(text)) for text in written) >= NEARLY_ALL * len(written) else None
     return _learnt(heads)

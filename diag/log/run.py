@@ -91,6 +91,8 @@ class ServerRun:
     """True if the last line is that of a launcher, a shell or of Python, and says that the server was ended."""
     is_interrupted: bool = False
     """True if a signal interrupted the server before any of its processes had logged another exception."""
+    signs: int = 0
+    """Signs of a server at work since this one ended: several write into one log."""
     errors: int = 0
     raised: set[str] = field(default_factory=set)
     """Names of the processes that have logged an exception."""

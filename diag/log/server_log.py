@@ -13,6 +13,7 @@ from datetime import tzinfo
 from diag.core.log_events import ENGINE_DEAD, QUOTED, SHUT_DOWN, LogEnding, LogState
 from diag.core.metric_families import Sample
 from diag.log.corroboration import LINGERS, START, Claim, MeasuredServer, Measurement
+from diag.log.ending import FEWEST_SIGNS
 from diag.log.interpreter import LogInterpreter
 from diag.log.load import reports_tokens
 from diag.log.origin import LineOrigin
@@ -32,8 +33,6 @@ from diag.vllm.running_config import ServerFacts
 
 SILENT_SECONDS, SILENT_SCRAPES = 15.0, 3
 """The server has ended if /metrics does not answer for this long and for so many scrapes in a row."""
-FEWEST_SIGNS = 2
-"""Signs of work that refute a death: the first statistics behind one may count tokens from before it."""
 
 
 class ServerLog:

@@ -136,6 +136,7 @@ class ServerStates:
             self.events.count(CUT_AT_SHUTDOWN, at, **self.run.shutdown.cut_off(kind, requests))
 
     def serve(self, at: float) -> None:
+        self.run.signs += self.run.startup.has_ended
         self.reach(READY_STAGE, at)
         self.next_start.clear()
         self.served += 1

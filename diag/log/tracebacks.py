@@ -171,7 +171,10 @@ class _Traceback:
             self.feature = place if MARKS.feature.match(place) else self.feature
 
     def cut_short(self, line: ErrorLine) -> ErrorLine | None:
-        """Return the exception that the last frame's code names, if the log ends before the exception's own line."""
+        """Return the exception that the last frame's code or V0's line above names, if the log ends before its own."""
+        if self.in_frames and self.announced and not MARKS.says_end.match(self.announced):
+            line.text, line.number, line.frames, line.announced = self.announced, 0, self.frames, self.announced
+            return line
         named = MARKS.cut_short.match(self.frame) if self.in_frames else None
         if named is None or not (self.in_start or self.in_step or self.ends):  # a request's may have ended nothing
             return None
@@ -192,12 +195,12 @@ class _Traceback:
             elif MARKS.lone.match(text):
                 error.text, error.number, error.frames, error.in_step = text, line.number, self.frames, self.at_work
             return self.has_head or is_indented or not text or bool(MARKS.lone.match(text))
-        elif error is not None and MARKS.heading.match(error.text) and is_indented:
+        elif error is not None and MARKS.validation.match(error.text) and MARKS.field.fullmatch(text):
+            error.add(f"{text}:")
+        elif error is not None and MARKS.heading.match(error.text) and (is_indented or text[:1].islower()):
             error.add(text.strip())
         elif error is not None and (MARKS.detail.match(text) or error.text.endswith("Last error:")):
             error.add(_FOLDERS.sub("", text))
-        elif error is not None and MARKS.validation.match(error.text) and MARKS.field.fullmatch(text):
-            error.add(f"{text}:")
         elif text and not is_indented:
             return self.has_head
         return True
@@ -234,7 +237,8 @@ class TracebackTracker:
             else:
                 if len(self._open) >= MOST_OPEN:
                     self._open.clear()
-                announced = line.text if is_announced else self._announced.get(key, "")
+                told = line.text if is_announced else ""
+                announced = self._announced.get(key, told) if line.text.startswith(TRACEBACK) else told
                 self._open[key] = _Traceback(announced, bool(announced), has_head=line.level != RAW)
             return None
 

@@ -93,8 +93,10 @@ def period(diagnoses: Sequence[Diagnosis], report: Report, written_as: TimeForma
     """Return when incidents held, in times of the report's own format without another one.
 
     One diagnosis with several episodes has the period of the last one; several diagnoses, from the first start to the
-    last end.
+    last end. A log without times tells none.
     """
+    if any(not ending.is_timed for _, ending in report.observed.endings):
+        return Period("", "", has_start=False)
     written_as = written_as or time_format(report)
     episodes = len(diagnoses[0].episodes) if len(diagnoses) == 1 else 1
     shown = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
@@ -204,8 +206,8 @@ def log_endings(report: Report, ends: str = "ends ") -> list[str]:
         if ending.errors and ending.state in ("failed", "dead"):
             raised = f" in {plural(ending.processes, 'process', 'processes')}" if ending.processes > 1 else ""
             errors = f"; {plural(ending.errors, 'line')} of errors{raised}"
-        end = in_words_of("log")[ending.state].format(ends=ends, phase=ending.phase)
-        lines.append(f"{head}{end}{done}, {moment(ending.at)}{errors}")
+        end = in_words_of("log")["goes on" if ending.goes_on else ending.state].format(ends=ends, phase=ending.phase)
+        lines.append(f"{head}{end}{done}{f', {moment(ending.at)}' if ending.is_timed else ''}{errors}")
     return lines
 
 

@@ -78,12 +78,14 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
             empty.append(f"{printable(text.name)} has no text: there is nothing to judge")
             continue
         cut = (f"of {text.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
+        is_timed = log.current.clock.newest > 0
         notes = (*(cut if text.last else ()), *remark, *_year_note(lines, its_zone, text.written))
+        notes += () if is_timed else (f"no line of {text.name} has a time: any time told is that of the file",)
         origin = Origin("log", printable(text.name), every=EVERY, notes=notes)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
         near = nearby(lines, log.current.states.reason_number, its_zone, text.written)
-        endings = {text.name: ending._replace(context=ending.context._replace(nearby=near))}
+        endings = {text.name: ending._replace(context=ending.context._replace(nearby=near), is_timed=is_timed)}
         observations.append(replace(observation(origin, [target], facts), endings=endings))
     aside = (*empty, *others)
     if aside and not observations:

@@ -207,7 +207,7 @@ def test_short_queue_times_are_no_thrash(tmp_path: Path) -> None:
 
 
 def test_a_release_that_does_not_say_why_requests_wait_is_judged_by_what_has_room(tmp_path: Path) -> None:
-    """Before 0.20: requests wait although the KV cache and the cap have room; without the cache's use, nothing tells."""
+    """Before 0.20: requests wait although the KV cache and the cap have room; without its usage, nothing tells."""
     before = without("vllm:num_requests_waiting_by_reason")
     assert state(judged(tmp_path / "room", THRASH, before), THRASH) == "present"
     assert state(judged(tmp_path / "blind", THRASH, before, without("vllm:kv_cache_usage_perc")), THRASH) == "unknown"

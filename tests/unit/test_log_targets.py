@@ -223,7 +223,8 @@ def test_a_text_that_is_no_log_tells_nothing(tmp_path: Path) -> None:
 
 def test_answers_that_were_refused_stand_beside_no_failure(tmp_path: Path) -> None:
     asked = '(APIServer pid=1) INFO:     10.0.0.7:39458 - "POST /v1/chat/completions HTTP/1.1" 400 Bad Request'
-    assert "0 of its last 3 answers HTTP 5xx and 3 HTTP 4xx" in told(judged(write(tmp_path, [asked] * 3)))
+    lines = [asked.replace("400 Bad Request", "200 OK"), *[asked] * 3]
+    assert "0 of its last 4 answers HTTP 5xx and 3 HTTP 4xx" in told(judged(write(tmp_path, lines)))
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""Short logs of which an earlier release told no cause, or a wrong one, each beside a neighbour."""
+
+# ruff: noqa: E501  # real lines of logs
+
+from pathlib import Path
+
+from support.reports import judged_logs as judged
+from support.rows import each_row
+
+from diag.report.terminal import render
+
+ENGINE = "(EngineCore_DP0 pid=70) ERROR 04-02 18:42:42 [{}] {}"
+API = "(APIServer pid=1) "
+RAISED = "Traceback (most recent call last):"
+FRAME = '  File "/opt/venv/lib/python3.12/site-packages/{}", line 12, in {}'
+FREE = (
+    "ValueError: Free memory on device cuda:0 (36.75/121.63 GiB) on startup is less than",
+    "desired GPU memory utilization (0.85, 103.38 GiB).",
+)
+V0 = "ERROR 08-16 18:12:26 [engine.py:458] "
+TORN = [
+    V0 + RAISED,
+    V0 + FRAME.format("vllm/engine/multiprocessing/engine.py", "from_engine_args"),
+    V0 + "    return x",
+]
+WAITS = "(EngineCore_DP0 pid=9) INFO 10-01 14:35:16 [ray_utils.py:240] Waiting for creating a placement group of specs for 10 seconds."
+CANCELLED = "slurmstepd: error: *** JOB 1112356 ON n15a CANCELLED AT 2025-10-01T14:35:57 ***"
+SHM = "(EngineCore pid=2025) INFO 08-13 11:{}:02 [shm_broadcast.py:802] No available shared memory broadcast block found in 60 seconds."
+STOPPED = [
+    RAISED,
+    FRAME.format("vllm/entrypoints/openai/api_server.py", "signal_handler"),
+    '    raise KeyboardInterrupt("terminated")',
+]
+BEGUN = "INFO 07-31 16:31:38 [api_server.py:1755] vLLM API server version 0.10.0"
+BEGUN_0_23 = [f"{API}INFO 06-22 01:20:{second} [utils.py:306]  version 0.23.0" for second in (1, 2)]
+DIED = [
+    f"{API}ERROR 05-20 20:54:32 [async_llm.py:704] {text}"
+    for text in (
+        "AsyncLLM output_handler failed.",
+        RAISED,
+        FRAME.format("vllm/v1/engine/async_llm.py", "output_handler"),
+    )
+]
+CUDA_TAIL = ENGINE.format(
+    "core.py:844", "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda for more information."
+)
+NO_BLOCKS = ENGINE.format(
+    "core.py:1", "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
+)
+STARTS = [ENGINE.format("core.py:1", "EngineCore failed to start."), ENGINE.format("core.py:1", RAISED)]
+CPU_FRAME = ENGINE.format("core.py:1", FRAME.format("vllm/v1/worker/cpu_worker.py", "determine_available_memory"))
+GPU_FRAME = ENGINE.format("core.py:1", FRAME.format("vllm/v1/worker/gpu_worker.py", "determine_available_memory"))
+SYMBOL = "OSError: {}: undefined symbol: _ZN3Mki2DlC1ERKNSt7__cxx1112basic_stringIcEEEb"
+ZMQ = "zmq.error.ZMQError: Operation not supported"
+SHORT = (
+    "ValueError: To serve at least one request with the model's max seq len ({}), ({} GiB KV cache is needed, which is"
+    " larger than the available KV cache memory ({} GiB). Based on the available memory, the estimated maximum model"
+    " length is {}. Try increasing `gpu_memory_utilization`."
+)
+HARMONY = "openai_harmony.HarmonyError: invalid tiktoken vocab file: could not split on ' ' at line 1"
+NEURON = "(EngineCore_DP0 pid=70) WARNING:vllm_neuron.worker.model_runner:Structured outputs are not supported with on-device sampling."
+GRAMMAR = ENGINE.format(
+    "backend_xgrammar.py:180",
+    "Failed to advance FSM for request chatcmpl-9f34f0 for tokens 1576. Please file an issue.",
+)
+
+
+def told(folder: Path, lines: list[str]) -> str:
+    """The short report on a log, as one line, from its verdict on."""
+    log = folder / "server.log"
+    log.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return " ".join(render(judged(log)).split())
+
+
+@each_row(
+    "lines, says, says_not",
+    [
+        # errors of vLLM, and no state of a server
+        ([GRAMMAR], "grammar of a request's structured output", "neither a start"),
+        ([GRAMMAR, NEURON, GRAMMAR], "on_device_sampling_config", "neither a start"),
+        ([ENGINE.format("worker.py:1", "The blue widget of rank 3 does not turn")], 'says: "The blue widget of', "neither"),
+        ([line.replace("ERROR", "INFO") for line in [GRAMMAR]], "neither a start of vLLM", "grammar"),
+        ([SHM.format(27), SHM.format(28)], "ranks of its engine wait for each other", "neither a start"),
+        # device, path, frame
+        ([*STARTS, CPU_FRAME, NO_BLOCKS], "VLLM_CPU_KVCACHE_SPACE", "other processes on the GPU"),
+        ([*STARTS, GPU_FRAME, NO_BLOCKS], "--gpu-memory-utilization", "VLLM_CPU_KVCACHE_SPACE"),
+        ([RAISED, FRAME.format("zmq/_future.py", "poll"), ZMQ], "socket that it had closed", "file system"),
+        ([RAISED, FRAME.format("zmq/sugar/socket.py", "bind"), ZMQ], "VLLM_RPC_BASE_PATH", "had closed"),
+        ([SYMBOL.format("/usr/local/Ascend/nnal/atb/lib/libtbe_adapter.so")], "torch_npu and the libraries", "uv pip"),
+        ([SYMBOL.format("/opt/venv/site-packages/vllm/_C.abi3.so")], "uv pip install", "torch_npu"),
+        ([HARMONY], "pointer of Git LFS", "--middleware"),
+        (["KeyError: 'getpwuid(): uid not found: 1002700000'"], "Set USER=vllm", "or set TORCHINDUCTOR_CACHE_DIR"),
+        # the job ended by its owner
+        ([BEGUN, *STOPPED, "KeyboardInterrupt: terminated"], "was ended with SIGTERM", "(a signal"),
+        ([BEGUN, "Killed"], "mostly by the kernel's OOM killer", "SIGTERM"),
+        (
+            [*BEGUN_0_23, *(f"(EngineCore pid=3) {text}" for text in (RAISED, FRAME.format("vllm/v1/engine/core.py", "run"), "KeyboardInterrupt")), *(f"{API}{text}" for text in (RAISED, FRAME.format("vllm/v1/engine/utils.py", "wait"), "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"))],
+            "the signal SIGINT",
+            "dmesg",
+        ),
+        ([f"0: {WAITS}", f"0: {WAITS}", "srun: Job step aborted", CANCELLED], "Ray had no free GPU", "no state"),
+        (["[2026-01-29T04:03:03.675] error: *** JOB 2 ON gpu-110 CANCELLED AT 2026-01-29T04:03:03 DUE to SIGNAL Terminated ***"], "Slurm ended the job", "neither"),
+        ([BEGUN, CANCELLED], "scancel", "Mend what that sentence names"),
+        # forms
+        ([*FREE], "asks for 103.38 GiB", "is less than\"."),
+        ([FREE[0], "INFO 04-02 18:42:42 [x.py:1] next"], "is less than", "asks for 103.38"),
+        ([f"{V0}size_k must divisible by BLOCK_SIZE_K", *TORN], "BLOCK_SIZE_K, and --tensor-parallel-size", "without an error"),
+        ([f"2025-05-30 18:28:27.890 | {text}" for text in (FRAME.format("vllm/model_executor/layers/linear.py", "apply"), "    return x", "RuntimeError: CUDA error: no kernel image is available for execution on the device")], "startup_failed", "CANNOT TELL"),
+        # the engine's lines are missing
+        (["(Worker_TP0 pid=160) INFO 05-20 20:54:32 [multiproc_executor.py:775] Parent process exited, terminating worker queues", *DIED], "the engine's own, which name the cause, are missing", "Ruled out"),
+        ([CUDA_TAIL, *DIED], "the log begins below the line 'Assertion", "are missing"),
+        ([GPU_FRAME, *DIED], "engine_dead", "are missing"),
+        # figures of the error
+        ([SHORT.format(250000, "1.8", "0.35", 856)], "A length that fits would serve nobody", "Start with --max-model-len 856"),
+        ([SHORT.format(262144, "24.0", "3.18", 34736)], "Start with --max-model-len 34736", "would serve nobody"),
+    ],
+)  # fmt: skip
+def test_what_the_lines_say_is_told(tmp_path: Path, lines: list[str], says: str, says_not: str) -> None:
+    text = told(tmp_path, lines)
+    assert says in text, text
+    assert says_not not in text, text
+
+
+def test_a_log_without_times_tells_none(tmp_path: Path) -> None:
+    text = told(tmp_path, [HARMONY])
+    assert "since" not in text and "a failed start Do now" in text
+    assert "no line of server.log has a time" in text
+    timed = told(tmp_path, [f"(APIServer pid=1) ERROR 08-11 13:56:14 [core.py:1] {FREE[0]} {FREE[1]}"])
+    assert "-08-11 13:56:14 UTC" in timed and "has a time" not in timed
+
+
+REFUSED = f'{API}INFO:     192.168.100.1:39972 - "POST /v1/chat/completions HTTP/1.1" 400 Bad Request'
+SERVED = REFUSED.replace("400 Bad Request", "200 OK")
+
+
+@each_row(
+    "answers, verdict",
+    [
+        ([REFUSED] * 3, "WARNING requests_refused"),
+        ([REFUSED] * 2, "NO FAILURE FOUND"),
+        ([SERVED, *[REFUSED] * 3], "NO FAILURE FOUND"),
+        ([REFUSED.replace("POST /v1/chat/completions", "GET /robots.txt")] * 5, "NO FAILURE FOUND"),
+    ],
+)
+def test_a_log_in_which_all_requests_are_refused_is_no_healthy_one(
+    tmp_path: Path, answers: list[str], verdict: str
+) -> None:
+    alive = f'{API}INFO:     192.168.100.1:39972 - "GET /v1/models HTTP/1.1" 200 OK'
+    assert told(tmp_path, [alive, *answers]).startswith(verdict)
+
+
+@each_row("later, ends", [(2, "with a server at work, behind the failed start"), (1, "with a failed start")])
+def test_a_server_that_works_behind_the_failed_start_of_another_one_is_told(
+    tmp_path: Path, later: int, ends: str
+) -> None:
+    failed = [BEGUN.replace("07-31", "04-02"), *STARTS, GPU_FRAME, NO_BLOCKS]
+    text = told(tmp_path, [*failed, *[SERVED.removeprefix(API)] * later])
+    assert text.startswith("CRITICAL") and f"Ends {ends}" in text
