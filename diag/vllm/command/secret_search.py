@@ -349,6 +349,7 @@ _HEX = re.compile(
 _PACKED, _LOGIN = re.compile(r"(?<![\w+/=-])[\w+/=-]{12,}"), re.compile(rb"[\w.@-]{1,64}:[!-~]{3,200}")
 """Words that may be base64 or hexadecimal of a user and a password, as in a header."""
 _PARTS = re.compile(r"[A-Za-z0-9]{6,}")
+_PUBLISHED = re.compile("|".join(_DATA["published"]))
 _HASH = re.compile(r"[0-9a-f]+|[0-9A-F]+")
 _MANGLED = re.compile(r"((?<!\w)_Z\w+)")
 """Names of C++ functions as a linker has them."""
@@ -373,6 +374,7 @@ def _is_user_and_password(word: str) -> bool:
 
 def _is_random(run: str) -> bool:
     """Return True for a word that nobody has chosen. Hexadecimal parts do not count: most are names of something."""
-    parts = [part.lower().translate(_ANY_DIGIT) for part in _PARTS.findall(run) if not _HASH.fullmatch(part)]
+    parts = [part for part in _PARTS.findall(_PUBLISHED.sub("/", run)) if not _HASH.fullmatch(part)]
+    parts = [part.lower().translate(_ANY_DIGIT) for part in parts]
     bits = [_BITS[first + second] for part in parts for first, second in pairwise(part)]
     return len(bits) >= _FEWEST_PAIRS and sum(bits) >= _RANDOM_BITS * len(bits)

@@ -61,7 +61,8 @@ def masked(command: Command) -> Command:
         is_open = redaction.is_variable(words[at]) or PLACEHOLDER.fullmatch(words[at])
         masks[at] = words[at] if is_open or words[at] in ("--", "") else placeholder(f"word_{at + 1}")
     loose = set(masks).difference(command.strays, *(mention.words for mention in command.given))
-    masks |= {at: redaction.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
+    names = ((at, redaction.name(words[at]) or redaction.image(words[at])) for at in loose if words[at] != "--")
+    masks |= {at: name or placeholder("model") for at, name in names}
     before = None
     for mention in command.given:
         if mention.words:
