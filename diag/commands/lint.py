@@ -79,10 +79,16 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
                 unread[name] = str(error).removeprefix(text).lstrip(":, ")
             continue
         judged += [
-            report.of_file(redaction.name(text) if is_file else "", options.every or not is_file)
+            report.of_file(redaction.name(text) if is_file else "", options.every)
             for report in reports
             if options.only in ("", report.place)
         ]
+    charts = {folder for report in judged for folder in Path(report.file).parents if folder.name == "templates"}
+    judged = [
+        one
+        for one in judged
+        if not one.file or Path(one.file).with_name("templates") not in charts or Path(one.file).name != "values.yaml"
+    ]  # which fills in the templates beside it
     if not judged and not unread:
         what = f"{plural(len(files), 'file')} read" if several else "the text"
         raise NoLaunch(f"no launch of vLLM found: {what}{f' has none called {options.only}' if options.only else ''}")

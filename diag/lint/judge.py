@@ -33,7 +33,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import elsewhere, is_existing, parse, parse_all, read_all, unopened
-from diag.vllm.command.shell import PLACEHOLDER, default, line
+from diag.vllm.command.shell import PLACEHOLDER, default, in_its_words, line
 from diag.vllm.command.shown import masked
 from diag.vllm.command.writings import VARIABLES
 from diag.vllm.flags import installed_parser
@@ -253,14 +253,15 @@ class Judge:
         return LintReport(
             version=chosen,
             version_source=source,
-            model=redaction.name(next(iter(command.by_default), command).model),
+            model=in_its_words(redaction.name(next(iter(command.by_default), command).model), target.text),
             writing=command.writing,
             findings=tuple(
                 replace(finding, message=hidden(finding.message), why=hidden(finding.why), fix=hidden(finding.fix))
                 for finding in kept
             ),
-            not_checked=tuple(map(hidden, not_checked)),
-            corrected=_correct(command, kept, parser.python if asked and not left else ""),
+            not_checked=tuple(in_its_words(hidden(text), target.text) for text in not_checked),
+            corrected=in_its_words(_correct(command, kept, parser.python if asked and not left else ""), target.text),
+            command=in_its_words(masked(command).written(), target.text),
             parser_error=hidden(parser.error) if asked else None,
             ignored=tuple(finding.rule for finding in findings if finding not in kept),
             errors_left=left,

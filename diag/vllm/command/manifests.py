@@ -23,6 +23,13 @@ _KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Jo
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
+_ADDING = re.compile(
+    r"\.Values\b|\{\{-?\s*(?:if|range|with|to(?:Yaml|Json)|tpl|template|define|\$)|\|\s*to(?:Yaml|Json)"
+    r"|\{\{-?\s*include\s+\"[\w.-]*\"(?<!abels\")(?<!ame\")|\{%[-+]?\s*(?:el|for\b)"
+)
+"""What may add lines: of a template's labels and names nothing is read."""
+_CHAT_TEMPLATE = re.compile(r"--chat-template[=\s\"',-]+?(?:'(?:[^'\n]|'\"'\"')*'|\"(?:[^\"\\\n]|\\.)*\")")
+"""Jinja that the server itself fills in."""
 _RECIPE = re.compile(r"^[\w./ -]+:.*\n(?:#.*\n)*\t+[^\s#]|^\w+[ \t]*:=[ \t]", re.MULTILINE)
 """A target of a Makefile or a variable of a justfile: no line of YAML begins with a tab."""
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
@@ -738,8 +745,9 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     try:
         documents = parse_yaml(text, name)
+        is_template = re.search(r"\{[{%]", _CHAT_TEMPLATE.sub("", whole))
         with suppress(BadUsage):
-            documents = parse_yaml(filled_templates(whole), name) if re.search(r"\{[{%]", whole) else documents
+            documents = parse_yaml(filled_templates(whole), name) if is_template else documents
         return documents
     except BadUsage as failure:
         error = failure
@@ -755,15 +763,15 @@ def parse(text: str | bytes, name: str) -> list[Any]:
 
 
 def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
-    """Mark launches of a template: its values add words to the command and keys to the container."""
-    if not template(text) and not re.search(r"\{%[-+]?\s*(?:el|for\b)", text):
+    """Mark launches of a template: its values may add keys to the container."""
+    if not _ADDING.search(_CHAT_TEMPLATE.sub("", text)):
         return tuple(launches)
     boxes = (
         (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))
         for one in launches
         for is_served in [bool(one.container and one.container.is_served) and "readinessProbe" not in text]
     )
-    return tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in boxes)
+    return tuple(one._replace(container=box) for one, box in boxes)
 
 
 def template(text: str) -> str:

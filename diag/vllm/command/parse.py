@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
+from diag.vllm.command.charts import filled
 from diag.vllm.command.command import (
     NOTATIONS,
     Command,
@@ -117,7 +118,9 @@ MOST_ARGUMENTS = 10_000
 """Words of a launch: every rule of lint reads all of them."""
 _MOST_UNKNOWN = 100
 """Most unknown options: the search for similar flags takes some milliseconds for each."""
-_ARGUMENTS = re.compile(r"\$\{?\w*(?:ARGS|OPTS|OPTIONS|FLAGS|args|opts)(?:_STR|_str)?(?:\[[@*]\])?\}?")
+_ARGUMENTS = re.compile(
+    r"\$(?:VALUES?|OTHERWISE|CONDITION|END|(?:TOYAML|INCLUDE|RANGE)_\w+)|\$\{?\w*(?:ARGS|OPTS|OPTIONS|FLAGS|args|opts)(?:_STR|_str)?(?:\[[@*]\])?\}?"
+)
 """A variable that holds arguments, and not the model, by its name."""
 _MOST_SERVERS = 100
 """Servers of one text that are counted."""
@@ -205,9 +208,9 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if content is None:
         return parse_all(text, version, folder)
     file = Path(text)
+    text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
     if file.suffix in (".yaml", ".yml"):
-        return _read_yaml(file, content, folder, version)
-    text = content.decode("utf-8", "replace").replace("\r\n", "\n")
+        return _read_yaml(file, text, folder, version)
     return parse_all(text, version, folder, file.suffix)
 
 
@@ -245,18 +248,21 @@ def _content(name: str) -> bytes | None:
     return content
 
 
-def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[Command, ...]:
+def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
-    documents = manifests.parse(content, printable(str(file)))
-    text = content.decode("utf-8", "replace")
+    documents = manifests.parse(text, printable(str(file)))
     launches = manifests.templated(manifests.containers(documents, version), text)
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
-    if manifests.is_manifest(documents) or (flags and (not any(flags) or sum(flags) < len(flags) / 2)):
-        why = manifests.template(content.decode("utf-8", "replace"))
-        raise (BadUsage if why and b"containers:" in content else NoLaunch)(
+    if (
+        manifests.is_manifest(documents)
+        or not text.strip()
+        or (flags and (not any(flags) or sum(flags) < len(flags) / 2))
+    ):
+        why = manifests.template(text)
+        raise (BadUsage if why and "containers:" in text else NoLaunch)(
             f"{file}: {why}"
             if why
             else f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"

@@ -17,7 +17,7 @@ MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
-_BLOCK = re.compile(
+BLOCK = re.compile(
     r"[ \t]*(?:\{\{-?[ \t]*(?:/\*|(?P<opens>#|(?:if|with|range|define|block)\b)|(?P<ends>/|end\b)|(?P<other>else\b)"
     r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}"
     r"|\{%[-+]?[ \t]*(?:(?P<start>(?:if|for|block|macro|call|filter|with|raw)\b)|(?P<stop>end)|(?P<another>el))?"
@@ -169,7 +169,7 @@ def filled_templates(text: str) -> str:
         return text
     lines, opened = list[str](), list[bool]()  # True behind an else
     for line in _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
-        block = _BLOCK.fullmatch(line)
+        block = BLOCK.fullmatch(line)
         if block and (block["opens"] or block["start"]):
             opened.append(False)
         elif block and (block["ends"] or block["stop"]):
@@ -178,12 +178,29 @@ def filled_templates(text: str) -> str:
             opened[-1] = True
         is_joined = bool(lines) and lines[-1].endswith("\\")  # the command goes on behind the block
         is_left_out = any(opened)  # only the first branch is read; lines keep their numbers
-        unseen = "$OTHERWISE \\" if is_left_out and not block and "$OTHERWISE" not in lines[-1] else "\\"
+        unseen = "$OTHERWISE" if is_left_out and not block else "$VALUES" if block and block["same"] else ""
         indent = line[: len(line) - len(line.lstrip())]
+        before = next(filter(str.strip, reversed(lines[-9:])), "") if unseen == "$VALUES" else ""
+        is_list = re.match(r"\s*- |[^#]*\b(?:args|command):\s*$", before)
+        if is_list:
+            indent = before[: len(before) - len(before.lstrip())] + "  " * before.rstrip().endswith(":")
         is_flag = is_left_out and re.match(r"\s*- [\"']?--", line)  # of a list in YAML
-        left_out = f"{indent}{unseen}" if is_joined else f"{indent}- $OTHERWISE" if is_flag else ""
+        joined = f"{unseen} \\" if unseen and unseen not in lines[-1] else "\\"
+        left_out = f"{indent}{joined}" if is_joined else f"{indent}- {unseen}" if is_flag or is_list else ""
         lines.append(left_out if block or is_left_out else _CONDITION.sub(_conditional, line))
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
+
+
+def in_its_words(text: str, source: str) -> str:
+    """Write the variables of `filled_templates` in a text as the expressions of its source."""
+    if "$" in text and "{{" in source:
+        holes = {
+            variable_name(hole[1]): hole[1].partition("|")[0].strip() for hole in _TEMPLATE.finditer(source) if hole[1]
+        }
+        expressions = {name: f"{{{{ {hole} }}}}" for name, hole in holes.items() if re.fullmatch(r"[\w.$ ]+", hole)}
+        expressions |= {"VALUES": "{{ ... }}"}
+        text = re.sub(r"\"?\$([A-Z][A-Z0-9_]*)\b\"?", lambda name: expressions.get(name[1], name[0]), text)
+    return text
 
 
 def _conditional(condition: re.Match[str]) -> str:
