@@ -253,7 +253,7 @@ class Judge:
         return LintReport(
             version=chosen,
             version_source=source,
-            model=in_its_words(redaction.name(next(iter(command.by_default), command).model), target.text),
+            model=in_its_words(" or ".join(map(redaction.name, _models(command))), target.text),
             writing=command.writing,
             findings=tuple(
                 replace(finding, message=hidden(finding.message), why=hidden(finding.why), fix=hidden(finding.fix))
@@ -422,9 +422,19 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 
 
+def _models(command: Command) -> list[str]:
+    """Return the models that the branches of a script may start, without a variable among names."""
+    ways = (command, *command.branches)
+    names = list(dict.fromkeys(next(iter(way.by_default), way).model for way in ways))
+    shown = [name for name in names if not is_open(name)] or names[:1]
+    return [*shown, "another"] if 1 < len(shown) < len(names) else shown
+
+
 def _read_model(command: Command, version: str) -> tuple[str, Model | None, list[str]]:
     """Return the model's folder if it lacks its config.json, the content of config.json, and why it was not read."""
     name, limits = command.model, "the model's own limits: "
+    if len(_models(command)) > 1:
+        return "", None, [f"{limits}the script starts one of several models"]
     if _is_elsewhere(command, name):
         return "", None, [f"{limits}the model's folder is {command.elsewhere}"]
     if not name or is_open(name):

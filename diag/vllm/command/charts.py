@@ -14,26 +14,17 @@ from diag.vllm.command.container import Container, inner, read_pod
 from diag.vllm.command.shell import BLOCK
 from diag.vllm.flags.registry import known, release
 
-_HOLE = re.compile(
-    r"\{\{-?\s*(?P<yaml>toYaml\s+)?(?P<path>[$.]*[A-Za-z_][\w.]*)\s*(?P<filters>(?:\|[^|{}]*)*?)\s*-?\}\}"
-)
-_RANGE = re.compile(
-    r"\{[{%]-?\s*(?:range|for (?P<item>\w+) in)\s+(?P<path>[$.]*\w[\w.]*)\s*-?[%}]\}(?P<body>.*?)\{[{%]-?\s*end\w*\s*-?[%}]\}"
-)
-_TEST = re.compile(
-    r"\{[{%]-?\s*(?P<word>if|with|range|for \w+ in)\s+(?P<how>not\s+|eq\s+|ne\s+)?(?P<path>[$.]*[A-Za-z_][\w.]*)"
-    r"(?:\s*\|\s*length > 0|\s+\"(?P<text>[^\"]*)\")?\s*-?[%}]\}"
-)
+_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
+_HOLE = re.compile(_PATTERNS["charts_hole"])
+_RANGE = re.compile(_PATTERNS["charts_range"])
+_TEST = re.compile(_PATTERNS["charts_test"])
 _PLAIN_FILTER = re.compile(r"quote|squote|int|string|toString|trim|n?indent\s+\d+|toYaml|to_yaml|")
 _TURNS = 3
 """Values that stand in values that are followed."""
 
 _APART = re.compile("|".join(NOTATIONS["chart_apart"]), re.IGNORECASE)
 _LISTS = re.compile(r"model|engine|server|instance|replica|deployment", re.IGNORECASE)
-_MODEL = re.compile(
-    r"(?:hf|vllm|base|default|huggingface)?_?(?:model(?:_?(?:name|id|ur[il]|path|repo|repository|source))?|name(?<=facename))",
-    re.IGNORECASE,
-)
+_MODEL = re.compile(_PATTERNS["charts_model"])
 _WITHIN_MODEL = ("name", "id", "repo", "repoId", "path", "huggingfaceName", "uri")
 _ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
 _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")

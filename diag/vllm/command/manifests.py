@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
-from diag.core.errors import BadUsage
+from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_yaml
 from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
@@ -17,32 +17,19 @@ from diag.vllm.flags.registry import known
 
 _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
-WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
-"""Images that make vLLM's arguments of their variables."""
+_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
+WORKER = re.compile(_PATTERNS["manifests_worker"])
 _KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Job|List|container of Helm values)\b")
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
-_ADDING = re.compile(
-    r"\.Values\b|\{\{-?\s*(?:if|range|with|to(?:Yaml|Json)|tpl|template|define|\$)|\|\s*to(?:Yaml|Json)"
-    r"|\{\{-?\s*include\s+\"[\w.-]*\"(?<!abels\")(?<!ame\")|\{%[-+]?\s*(?:el|for\b)"
-)
-"""What may add lines: of a template's labels and names nothing is read."""
-_CHAT_TEMPLATE = re.compile(r"--chat-template[=\s\"',-]+?(?:'(?:[^'\n]|'\"'\"')*'|\"(?:[^\"\\\n]|\\.)*\")")
-"""Jinja that the server itself fills in."""
-_RECIPE = re.compile(r"^[\w./ -]+:.*\n(?:#.*\n)*\t+[^\s#]|^\w+[ \t]*:=[ \t]", re.MULTILINE)
-"""A target of a Makefile or a variable of a justfile: no line of YAML begins with a tab."""
+_ADDING = re.compile(_PATTERNS["manifests_adding"])
+_CHAT_TEMPLATE = re.compile(_PATTERNS["manifests_chat_template"])
+_RECIPE = re.compile(_PATTERNS["manifests_recipe"])
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
-_STARTS = re.compile(
-    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"']|^ExecStart=)[ \t]*"
-    r"(?:(?:exec|nohup|(?:uv|poetry|pixi) run)[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
-    r"(?:(?:/\S*/)?vllm serve|(?:/\S*/)?python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]"
-    r"|^[ \t]*(?:sudo )?(?:docker|podman) run[ \t](?:[^\n]{0,300}\\\n){0,40}[^\n]{0,300}[/-]vllm\b",
-    re.MULTILINE,
-)
+_STARTS = re.compile(_PATTERNS["manifests_starts"])
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
-_BESIDE = re.compile(r"router|front-?end|proxy|gateway|bench|client|exporter|sidecar|download|webui|ray", re.IGNORECASE)
-"""Names of containers beside a server."""
+_BESIDE = re.compile(_PATTERNS["manifests_beside"])
 _SESSIONS = {"postCreateCommand", "postStartCommand", "postAttachCommand"}
 _HOST_SCRIPTS = frozenset[str](NOTATIONS["host_scripts"])
 _NAMES_MODEL = re.compile(r"--model[= ]\S")
@@ -246,6 +233,9 @@ class _Reader(NamedTuple):
                 yield from self.nested(document, "", "a container", {})
             return
         kind, spec = str(document.get("kind") or ""), inner(document, "spec")
+        is_part = isinstance(document.get("image"), str) and " #" not in str(document.get("command"))
+        if is_part and re.match(r"\W*--\w", str(document.get("command"))):
+            document = {"services": {"": document}}  # a part of a Compose file
         named = str(inner(document, "metadata").get("name") or "")
         for form, read in _FORMS.items():
             if form == kind or (form in document and not kind):
@@ -383,6 +373,8 @@ class _Reader(NamedTuple):
 
     def inference_service(self, predictor: Mapping[str, Any]) -> Iterator[Writing]:
         model, name = inner(predictor, "model"), "an InferenceService's model"
+        if "container" in predictor and not model:
+            raise NoLaunch("KServe has no key predictor.container: it is called predictor.containers, and is a list")
         yield from self.nested(predictor.get("containers"), "containers", "an InferenceService's container", predictor)
         if model.get("command"):
             yield from self.container(model, name, predictor, is_pod=True)
@@ -517,9 +509,10 @@ def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     model = re.sub(r"[?#].*", "", _fetched(spec.get("url"), "/model"))
     named, words = _from_kserve(split(spec.get("args")), {}, frozenset())
     command = serve([named or model, *words], environment, spec.get("image"))  # its own --model= comes first
-    count = str(spec.get("resourceProfile") or "").rpartition(":")[2]
+    named_profile, _, count = str(spec.get("resourceProfile") or "").rpartition(":")
     profile = "gpu" in str(spec.get("resourceProfile")) and count.isdigit()
     around = Container("pod", shared_memory=None, gpus=int(count[:4]) if profile else None, is_whole=False)
+    around = around._replace(product=named_profile.removeprefix("nvidia-gpu-"))
     yield Writing("a KubeAI Model", command, around._replace(gpus_by="resourceProfile", is_pod=True))
 
 

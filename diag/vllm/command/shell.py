@@ -6,13 +6,16 @@ A hidden value is written as a variable that has to be set, "${NAME:?}".
 import re
 import shlex
 import textwrap
+import tomllib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 
+NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
 MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
@@ -107,8 +110,9 @@ def statements(text: str) -> Iterator[Statement]:
                     words = ["case"]
                 continue
             if is_split:  # the words of an array
-                yield Statement(name, token.split(), blocks.path(tested), False, line)
-                name, skip, is_split = "", True, False
+                words = [f"${name}"] if re.search(r"\$\(|`", token) else token.split()
+                yield Statement(name, words, blocks.path(tested), False, line)
+                name, words, skip, is_split = "", [], True, False
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
         elif name and ")" not in token:
