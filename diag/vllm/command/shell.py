@@ -20,19 +20,9 @@ MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
-BLOCK = re.compile(
-    r"[ \t]*(?:\{\{-?[ \t]*(?:/\*|(?P<opens>#|(?:if|with|range|define|block)\b)|(?P<ends>/|end\b)|(?P<other>else\b)"
-    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}"
-    r"|\{%[-+]?[ \t]*(?:(?P<start>(?:if|for|block|macro|call|filter|with|raw)\b)|(?P<stop>end)|(?P<another>el))?"
-    r"[^\n]*%\})[ \t]*\\?"
-)
-"""A line of a template engine that begins or ends a branch, or stands for lines of any number."""
-_CONDITION = re.compile(
-    r"(?:\{\{-?\s*(?:if|with)\b[^{}]{0,200}\}\}|\{%[-+]?\s*if\b[^{}]{0,200}%\})(?P<then>(?:(?!\{\{-?\s*(?:if|with|range|end|else)\b|\{%).){0,300}?)"
-    r"(?P<other>(?:\{\{-?\s*else\b|\{%[-+]?\s*el)(?:(?!\{\{-?\s*(?:if|with|range|end)\b|\{%[-+]?\s*(?:if|for|end)).){0,300}?)?"
-    r"(?:\{\{-?\s*end\s*-?\}\}|\{%[-+]?\s*endif\s*[-+]?%\})"
-)
-"""A condition within a line."""
+_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
+BLOCK = re.compile(_PATTERNS["shell_block"])
+_CONDITION = re.compile(_PATTERNS["shell_condition"])
 _COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
