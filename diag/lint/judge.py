@@ -203,7 +203,9 @@ class Judge:
         """Read the model and the host of a launch; return what is not checked, too."""
         version = chosen if is_known(chosen) else versions()[0]
         usual = next(iter(command.by_default), command)
-        folder, shape, no_shape = _read_model(usual._replace(elsewhere=command.elsewhere, branches=command.branches), version)
+        folder, shape, no_shape = _read_model(
+            usual._replace(elsewhere=command.elsewhere, branches=command.branches), version
+        )
         gpus, no_gpus = None, ["what depends on the GPUs and the memory of the host (--gpu names the GPUs)"]
         box = command.container
         if kind := named_gpu(self.gpu) if self.gpu else of_machine(box.product) if box else None:
