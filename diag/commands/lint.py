@@ -83,12 +83,10 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
             for report in reports
             if options.only in ("", report.place)
         ]
-    charts = {folder for report in judged for folder in Path(report.file).parents if folder.name == "templates"}
-    judged = [
-        one
-        for one in judged
-        if not one.file or Path(one.file).with_name("templates") not in charts or Path(one.file).name != "values.yaml"
-    ]  # which fills in the templates beside it
+    fed = {
+        folder.parent for one in judged for folder in Path(one.file).parents if folder.name in ("templates", "tasks")
+    }
+    judged = [one for one in judged if not _FEEDS.search(one.file) or Path(_FEEDS.sub("", one.file)) not in fed]
     if not judged and not unread:
         what = f"{plural(len(files), 'file')} read" if several else "the text"
         raise NoLaunch(f"no launch of vLLM found: {what}{f' has none called {options.only}' if options.only else ''}")
@@ -99,6 +97,8 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
 _SUFFIXES = frozenset[str](NOTATIONS["suffixes"])
 _NAMES = ("Dockerfile", "Makefile", "Justfile", "justfile")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
+_FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")
+"""Files that fill in the templates beside them."""
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
 _MENTION = re.compile(rb"vllm|LLMConfig", re.IGNORECASE)

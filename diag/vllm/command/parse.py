@@ -235,7 +235,7 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     flags = [_is_flag(key, value) for key, value in keys]
     if (
         manifests.is_manifest(documents)
-        or not text.strip()
+        or text.isspace()
         or (flags and (not any(flags) or sum(flags) < len(flags) / 2))
     ):
         why = manifests.template(text)

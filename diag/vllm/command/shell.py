@@ -41,11 +41,9 @@ _INSIDE = re.compile(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
 _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
 _ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
 _ARRAY = re.compile(r"\w+\+?=")
-PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
-"""Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, without the quotation marks that a shell needs."""
+PIPED = re.compile(NOTATIONS["patterns"]["shell_piped"])
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
-_FAR = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|pssh|clush|srun|docker|podman|nerdctl|kubectl|oc|nsenter|chroot|lxc)\b")
-"""Programs that run a shell on another host or in a container: its files are not on this host."""
+_FAR = re.compile(NOTATIONS["patterns"]["shell_far"])
 _SHELL = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
@@ -322,8 +320,7 @@ def _nested_end(text: str, at: int) -> int:
 
 HIDDEN = "REDACTED"
 """Replaces a secret in a quoted line of a log, and in recordings of older releases."""
-PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]{0,60}):\?\}")
-"""Replaces a value in a command: a shell that lacks the variable refuses to run the command."""
+PLACEHOLDER = re.compile(NOTATIONS["patterns"]["shell_placeholder"])
 _OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
 _DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
 _SCHEDULERS = re.compile(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")
