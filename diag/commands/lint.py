@@ -97,8 +97,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
 _SUFFIXES = frozenset[str](NOTATIONS["suffixes"])
 _NAMES = ("Dockerfile", "Makefile", "Justfile", "justfile")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
-_FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")
-"""Files that fill in the templates beside them."""
+_FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")  # what fills in templates
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
 _MENTION = re.compile(rb"vllm|LLMConfig", re.IGNORECASE)

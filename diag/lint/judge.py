@@ -17,16 +17,7 @@ from diag.core.files import expanded, read_json
 from diag.lint.comments import LaunchText
 from diag.lint.flags import other_program
 from diag.lint.host import is_without_config
-from diag.lint.rule import (
-    HostGpu,
-    HostGpus,
-    LintFinding,
-    LintReport,
-    LintTarget,
-    Severity,
-    UnknownValue,
-    is_open,
-)
+from diag.lint.rule import HostGpu, HostGpus, LintFinding, LintReport, LintTarget, Severity, UnknownValue, is_open
 from diag.lint.rules import RULES, corrected, is_known, lint, milder, ordered
 from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.vllm.command import redaction

@@ -14,17 +14,14 @@ from diag.vllm.command.container import Container, inner, read_pod
 from diag.vllm.command.shell import BLOCK
 from diag.vllm.flags.registry import known, release
 
-_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
-_HOLE = re.compile(_PATTERNS["charts_hole"])
-_RANGE = re.compile(_PATTERNS["charts_range"])
-_TEST = re.compile(_PATTERNS["charts_test"])
+_HOLE = re.compile(NOTATIONS["patterns"]["charts_hole"])
+_RANGE = re.compile(NOTATIONS["patterns"]["charts_range"])
+_TEST = re.compile(NOTATIONS["patterns"]["charts_test"])
 _PLAIN_FILTER = re.compile(r"quote|squote|int|string|toString|trim|n?indent\s+\d+|toYaml|to_yaml|")
-_TURNS = 3
-"""Values that stand in values that are followed."""
 
 _APART = re.compile("|".join(NOTATIONS["chart_apart"]), re.IGNORECASE)
 _LISTS = re.compile(r"model|engine|server|instance|replica|deployment", re.IGNORECASE)
-_MODEL = re.compile(_PATTERNS["charts_model"])
+_MODEL = re.compile(NOTATIONS["patterns"]["charts_model"])
 _WITHIN_MODEL = ("name", "id", "repo", "repoId", "path", "huggingfaceName", "uri")
 _ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
 _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")
@@ -47,7 +44,7 @@ def filled(text: str, file: Path) -> str:
             break
     else:
         return text
-    for _ in range(_TURNS):
+    for _ in range(3):  # values may name others
         text = _HOLE.sub(lambda hole: _value(hole, values), _RANGE.sub(lambda loop: _repeated(loop, values), text))
     lines, opened = list[str](), list[bool | None]()  # None: a condition that is not known
     for line in text.split("\n"):

@@ -11,8 +11,7 @@ from diag.core.files import parse_json, parse_yaml
 from diag.vllm.command.command import NOTATIONS
 from diag.vllm.command.shell import variable_name
 
-_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
-_TOKEN = re.compile(_PATTERNS["hcl_token"])
+_TOKEN = re.compile(NOTATIONS["patterns"]["hcl_token"])
 _EXPRESSION = re.compile(r"(?P<escaped>\$)?\$\{\s*(?P<name>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|%\{[^{}]*\}")
 _ESCAPES = {r"\"": '"', r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 _DEEPEST = 60

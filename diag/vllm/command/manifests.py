@@ -17,19 +17,18 @@ from diag.vllm.flags.registry import known
 
 _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
-_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
-WORKER = re.compile(_PATTERNS["manifests_worker"])
+WORKER = re.compile(NOTATIONS["patterns"]["manifests_worker"])
 _KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Job|List|container of Helm values)\b")
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
-_ADDING = re.compile(_PATTERNS["manifests_adding"])
-_CHAT_TEMPLATE = re.compile(_PATTERNS["manifests_chat_template"])
-_RECIPE = re.compile(_PATTERNS["manifests_recipe"])
+_ADDING = re.compile(NOTATIONS["patterns"]["manifests_adding"])
+_CHAT_TEMPLATE = re.compile(NOTATIONS["patterns"]["manifests_chat_template"])
+_RECIPE = re.compile(NOTATIONS["patterns"]["manifests_recipe"])
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
-_STARTS = re.compile(_PATTERNS["manifests_starts"])
+_STARTS = re.compile(NOTATIONS["patterns"]["manifests_starts"])
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
-_BESIDE = re.compile(_PATTERNS["manifests_beside"])
+_BESIDE = re.compile(NOTATIONS["patterns"]["manifests_beside"])
 _SESSIONS = {"postCreateCommand", "postStartCommand", "postAttachCommand"}
 _HOST_SCRIPTS = frozenset[str](NOTATIONS["host_scripts"])
 _NAMES_MODEL = re.compile(r"--model[= ]\S")

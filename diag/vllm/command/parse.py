@@ -14,15 +14,7 @@ from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
 from diag.vllm.command.charts import filled
-from diag.vllm.command.command import (
-    NOTATIONS,
-    Command,
-    from_file,
-    is_dropped,
-    is_server,
-    options,
-    read_config_file,
-)
+from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
@@ -42,9 +34,8 @@ from diag.vllm.flags.registry import understood
 
 _IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _OTHER_IMAGE = re.compile(r"[\w.-]+(?:/[\w-][\w.-]*)+(?::[\w.-]+)?")
-_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
-_CONTAINERS = re.compile(_PATTERNS["parse_containers"])
-_PROGRAM_WORD = re.compile(_PATTERNS["parse_program_word"])
+_CONTAINERS = re.compile(NOTATIONS["patterns"]["parse_containers"])
+_PROGRAM_WORD = re.compile(NOTATIONS["patterns"]["parse_program_word"])
 _HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
 
 
@@ -116,29 +107,29 @@ MOST_ARGUMENTS = 10_000
 """Words of a launch: every rule of lint reads all of them."""
 _MOST_UNKNOWN = 100
 """Most unknown options: the search for similar flags takes some milliseconds for each."""
-_ARGUMENTS = re.compile(_PATTERNS["parse_arguments"])
+_ARGUMENTS = re.compile(NOTATIONS["patterns"]["parse_arguments"])
 _MOST_SERVERS = 100
 """Servers of one text that are counted."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
-_HELD = re.compile(_PATTERNS["parse_held"])
+_HELD = re.compile(NOTATIONS["patterns"]["parse_held"])
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
-_RANGE = re.compile(_PATTERNS["parse_range"])
-_BY_NAME = re.compile(_PATTERNS["parse_by_name"])
-_BUILT = re.compile(_PATTERNS["parse_built"])
-_TAGGED = re.compile(_PATTERNS["parse_tagged"])
+_RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
+_BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
+_BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
+_TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
-_DIRECTIVE = re.compile(_PATTERNS["parse_directive"])
+_DIRECTIVE = re.compile(NOTATIONS["patterns"]["parse_directive"])
 GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
-_INDENTED = re.compile(_PATTERNS["parse_indented"])
-_OTHER_ENGINE = re.compile(_PATTERNS["parse_other_engine"])
+_INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
+_OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
-_JOB_GPUS = re.compile(_PATTERNS["parse_job_gpus"])
+_JOB_GPUS = re.compile(NOTATIONS["patterns"]["parse_job_gpus"])
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _RUNTIME = re.compile(r"^[ \t]*kind: (?:Cluster)?ServingRuntime\b", re.MULTILINE)
 _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ", re.MULTILINE)
@@ -152,12 +143,12 @@ _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _DECLARING = ("export", "declare", "typeset", "readonly", "local", "set", "setenv", "if", ":")
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
-_ENGINE = re.compile(_PATTERNS["parse_engine"])
+_ENGINE = re.compile(NOTATIONS["patterns"]["parse_engine"])
 _ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
 _EXPORTED = re.compile(r"^[ \t]*export[ \t]+([A-Z_]\w*=[\w./:@-]+)[ \t]*$", re.MULTILINE)
 _DEEPEST = 3
 """Functions within each other that are followed."""
-_MENTIONS = re.compile(_PATTERNS["parse_mentions"])
+_MENTIONS = re.compile(NOTATIONS["patterns"]["parse_mentions"])
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:

@@ -20,11 +20,10 @@ from diag.vllm.flags.registry import understood
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
-_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
-_SERVER = re.compile(_PATTERNS["python_source_server"])
+_SERVER = re.compile(NOTATIONS["patterns"]["python_source_server"])
 _COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
 _LINE = re.compile(_COMMAND.pattern, re.MULTILINE)
-_FLAGS = re.compile(_PATTERNS["python_source_flags"])
+_FLAGS = re.compile(NOTATIONS["patterns"]["python_source_flags"])
 _LEAST_FLAGS = 3
 _IMPORT = re.compile(r"^(?:from [\w.]+ )?import \w", re.MULTILINE)
 _PRINTERS = frozenset[str](NOTATIONS["printers"])
@@ -79,10 +78,10 @@ def _tree(text: str) -> ast.Module:
     try:
         return ast.parse(_NOTEBOOK.sub(lambda line: f"{line[1]}pass" + "\n" * line[0].count("\n"), text))
     except SyntaxError as error:  # prose below the source
-        lines = text.split("\n")[: (error.lineno or 1) - 1]
-        if not _CALL.search("\n".join(lines)):
+        source = "\n".join(text.split("\n")[: (error.lineno or 1) - 1])
+        if not _CALL.search(source):
             raise
-        return ast.parse("\n".join(lines))
+        return ast.parse(source)
 
 
 def is_parsed(cell: str) -> bool:

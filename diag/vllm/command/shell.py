@@ -20,9 +20,8 @@ MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
-_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
-BLOCK = re.compile(_PATTERNS["shell_block"])
-_CONDITION = re.compile(_PATTERNS["shell_condition"])
+BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
+_CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
 _COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 

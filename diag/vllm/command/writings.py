@@ -37,8 +37,7 @@ _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
-_PATTERNS: Mapping[str, str] = NOTATIONS["patterns"]
-_LONG_FLAG = re.compile(_PATTERNS["writings_long_flag"])
+_LONG_FLAG = re.compile(NOTATIONS["patterns"]["writings_long_flag"])
 _INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
 
 
@@ -145,7 +144,7 @@ def notation(text: str) -> str:
     return "a systemd unit" if _UNIT.search(text) else ""
 
 
-_SECRET = re.compile(_PATTERNS["writings_secret"])
+_SECRET = re.compile(NOTATIONS["patterns"]["writings_secret"])
 
 
 class _Stage(NamedTuple):
