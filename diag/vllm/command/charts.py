@@ -99,7 +99,7 @@ def _repeated(loop: re.Match[str], values: Mapping[str, Any]) -> str:
     if not isinstance(items, list) or not all(isinstance(item, str | int | float) for item in items):
         return loop[0]
     hole = re.compile(rf"\{{\{{-?\s*{name}\s*-?\}}\}}")
-    return "".join(hole.sub(lambda _, item=item: str(item), loop["body"]) for item in items)  # type: ignore[misc]
+    return "".join(hole.sub(lambda _, item=item: str(item), loop["body"]) for item in items)
 
 
 class Engine(NamedTuple):

@@ -331,7 +331,7 @@ def _without_random(text: str) -> str:
     text = _PACKED.sub(lambda word: HIDDEN if _is_user_and_password(word[0]) else word[0], text)
     for run in _RUNS:
         text = run.sub(lambda word: HIDDEN if _is_random(word[0]) else word[0], text)
-    return _HEX.sub(lambda word: word[0] if word[0].isdecimal() else HIDDEN, text)
+    return str(_HEX.sub(lambda word: word[0] if word[0].isdecimal() else HIDDEN, text))
 
 
 def _is_user_and_password(word: str) -> bool:
