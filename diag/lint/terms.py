@@ -75,8 +75,8 @@ def value_of(subject: str, target: LintTarget) -> str:
     if head in ("model", "image", "writing", "pinned") and not key:
         return str(getattr(command, head))
     if head == "gpu":  # the one of --gpu or of this host, else the one that the text names
-        box = command.container
-        names = [gpu.name for gpu in target.used_gpus()[:1]] or (box.product.split() if box else [])
+        named = command.container.product if command.container else ""
+        names = [gpu.name for gpu in target.used_gpus()[:1]] or named.split()
         return next((str(able) for able in map(capability, names) if able), "")
     known = target.shape if head == "model" else command.container if head == "container" else None
     if head in ("model", "container"):
