@@ -185,11 +185,10 @@ def filled_templates(text: str) -> str:
 def in_its_words(text: str, source: str) -> str:
     """Write the variables of `filled_templates` in a text as the expressions of its source."""
     if "$" in text and "{{" in source:
-        holes = {
-            variable_name(hole[1]): hole[1].partition("|")[0].strip() for hole in _TEMPLATE.finditer(source) if hole[1]
-        }
-        expressions = {name: f"{{{{ {hole} }}}}" for name, hole in holes.items() if re.fullmatch(r"[\w.$ ]+", hole)}
-        expressions |= {"VALUES": "{{ ... }}"}
+        found = filter(None, (hole[1] for hole in _TEMPLATE.finditer(source)))
+        holes = {variable_name(hole): hole.partition("|")[0].strip() for hole in found}
+        plain = {name: f"{{{{ {hole} }}}}" for name, hole in holes.items() if re.fullmatch(r"[\w.$ ]+", hole)}
+        expressions = {**plain, "VALUES": "{{ ... }}"}
         text = re.sub(r"\"?\$([A-Z][A-Z0-9_]*)\b\"?", lambda name: expressions.get(name[1], name[0]), text)
     return text
 
