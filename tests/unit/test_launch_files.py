@@ -1249,7 +1249,7 @@ TABLE = {
     ),
     "kernels of a GPU without Marlin": (
         "m.yaml",
-        pod("m, --quantization, awq", "", ", nodeSelector: {accelerator: nvidia-gtx-2080ti}").replace("0.25.1", "0.11.0"),
+        pod("m, --quantization, awq", "", ", nodeSelector: {accelerator: nvidia-gtx-2080ti}").replace("0.25.1", "0.11.0"),  # noqa: E501
         [{}],
     ),
     "kernels of a GPU with Marlin": (
@@ -1269,7 +1269,7 @@ TABLE = {
         "c.yaml",
         compose(
             service(
-                ">\n      --model m -tp 2 --chat-template '{%- if a -%}{{- a[\"b\"] if c else d -}}{%- else -%}{%- endif -%}'",
+                ">\n      --model m -tp 2 --chat-template '{%- if a -%}{{- a[\"b\"] if c else d -}}{%- else -%}{%- endif -%}'",  # noqa: E501
                 GPU % "count: 2",
             )
         ),
@@ -1278,7 +1278,7 @@ TABLE = {
     "a web server on another method": (
         "m.py",
         "import modal\n@app.cls(gpu='L4')\nclass Server:\n    @modal.enter()\n    def start(self):\n"
-        "        subprocess.Popen(['vllm', 'serve', 'm'])\n    @modal.web_server(8000)\n    def serve(self):\n        pass\n",
+        "        subprocess.Popen(['vllm', 'serve', 'm'])\n    @modal.web_server(8000)\n    def serve(self):\n        pass\n",  # noqa: E501
         [{"public_without_a_key": 1}],
     ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
@@ -1560,7 +1560,7 @@ def test_preflight_needs_the_memory_for_a_go_and_names_errors_of_the_other_serve
 
 CHART = {
     "Chart.yaml": "name: c\nappVersion: 0.6.3\n",
-    "values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nmodel: Qwen/Qwen3-8B\nlength: 4096\nextra: [--seed, '1']\n"
+    "values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nmodel: Qwen/Qwen3-8B\nlength: 4096\nextra: [--seed, '1']\n"  # noqa: E501
     "token: ''\nkind: image\nresources: {limits: {nvidia.com/gpu: 1}}\n",
     "templates/d.yaml": """kind: Deployment
 metadata:
@@ -1618,7 +1618,7 @@ def test_what_a_template_adds_or_does_not_name_is_unknown(tmp_path: Path) -> Non
 
 
 def test_a_role_has_its_defaults(tmp_path: Path) -> None:
-    unit = "[Service]\nExecStart=/opt/v/bin/vllm serve {{ model }} {% for one in more %}{{ one }} {% endfor %}--host {{ host }}\n"
+    unit = "[Service]\nExecStart=/opt/v/bin/vllm serve {{ model }} {% for one in more %}{{ one }} {% endfor %}--host {{ host }}\n"  # noqa: E501
     defaults = "model: Qwen/Qwen3-8B\nmore: [--swap-space, '4']\nvllm_version: 0.26.0\nhost: '{{ address }}'\n"
     (server,) = laid(tmp_path, {"r/templates/v.service.j2": unit, "r/defaults/main.yml": defaults})
     assert (server["model"], server["vllm_version"]) == ("Qwen/Qwen3-8B", "0.26.0")
