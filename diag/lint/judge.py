@@ -417,8 +417,7 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
 
 def _models(command: Command) -> list[str]:
     """Return the models that the branches of a script may start, without a variable among names."""
-    ways = (command, *command.branches)
-    names = list(dict.fromkeys(next(iter(way.by_default), way).model for way in ways))
+    names = [*dict.fromkeys(next(iter(way.by_default), way).model for way in (command, *command.branches))]
     shown = [name for name in names if not is_open(name)] or names[:1]
     return [*shown, "another"] if 1 < len(shown) < len(names) else shown
 
