@@ -79,10 +79,14 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
                 unread[name] = str(error).removeprefix(text).lstrip(":, ")
             continue
         judged += [
-            report.of_file(redaction.name(text) if is_file else "", options.every or not is_file)
+            report.of_file(redaction.name(text) if is_file else "", options.every)
             for report in reports
             if options.only in ("", report.place)
         ]
+    fed = {
+        folder.parent for one in judged for folder in Path(one.file).parents if folder.name in ("templates", "tasks")
+    }
+    judged = [one for one in judged if not _FEEDS.search(one.file) or Path(_FEEDS.sub("", one.file)) not in fed]
     if not judged and not unread:
         what = f"{plural(len(files), 'file')} read" if several else "the text"
         raise NoLaunch(f"no launch of vLLM found: {what}{f' has none called {options.only}' if options.only else ''}")
@@ -93,6 +97,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
 _SUFFIXES = frozenset[str](NOTATIONS["suffixes"])
 _NAMES = ("Dockerfile", "Makefile", "Justfile", "justfile")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
+_FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")  # what fills in templates
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
 _MENTION = re.compile(rb"vllm|LLMConfig", re.IGNORECASE)

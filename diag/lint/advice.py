@@ -90,9 +90,6 @@ def prefix_caching_off(target: LintTarget) -> Iterator[Match]:
 
 @rule()
 def eager(target: LintTarget) -> Iterator[Match]:
-    if target.is_on("--enforce-eager"):
+    if target.is_on("--enforce-eager") and not target.is_on("--mm-encoder-only"):  # an encoder decodes nothing
         less = "; --max-cudagraph-capture-size saves memory at less cost" if target.since("0.11.1") else ""
-        box = target.command.container
-        is_service = box and box.is_whole and (box.is_served or box.kind == "Compose service")
-        fix = f"Remove it unless the server fails to start without it{less}"
-        yield Match(fix=fix, severity="warning" if is_service else None)
+        yield Match(fix=f"Remove it unless the server fails to start without it{less}")

@@ -17,23 +17,14 @@ from diag.core.files import expanded, read_json
 from diag.lint.comments import LaunchText
 from diag.lint.flags import other_program
 from diag.lint.host import is_without_config
-from diag.lint.rule import (
-    HostGpu,
-    HostGpus,
-    LintFinding,
-    LintReport,
-    LintTarget,
-    Severity,
-    UnknownValue,
-    is_open,
-)
+from diag.lint.rule import HostGpu, HostGpus, LintFinding, LintReport, LintTarget, Severity, UnknownValue, is_open
 from diag.lint.rules import RULES, corrected, is_known, lint, milder, ordered
 from diag.lint.weights import adapter_paths, adapter_rank, draft_model
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import elsewhere, is_existing, parse, parse_all, read_all, unopened
-from diag.vllm.command.shell import PLACEHOLDER, default, line
+from diag.vllm.command.shell import PLACEHOLDER, default, in_its_words, line
 from diag.vllm.command.shown import masked
 from diag.vllm.command.writings import VARIABLES
 from diag.vllm.flags import installed_parser
@@ -203,7 +194,9 @@ class Judge:
         """Read the model and the host of a launch; return what is not checked, too."""
         version = chosen if is_known(chosen) else versions()[0]
         usual = next(iter(command.by_default), command)
-        folder, shape, no_shape = _read_model(usual._replace(elsewhere=command.elsewhere), version)
+        folder, shape, no_shape = _read_model(
+            usual._replace(elsewhere=command.elsewhere, branches=command.branches), version
+        )
         gpus, no_gpus = None, ["what depends on the GPUs and the memory of the host (--gpu names the GPUs)"]
         box = command.container
         if kind := named_gpu(self.gpu) if self.gpu else of_machine(box.product) if box else None:
@@ -253,14 +246,15 @@ class Judge:
         return LintReport(
             version=chosen,
             version_source=source,
-            model=redaction.name(next(iter(command.by_default), command).model),
+            model=in_its_words(" or ".join(map(redaction.name, _models(command))), target.text),
             writing=command.writing,
             findings=tuple(
                 replace(finding, message=hidden(finding.message), why=hidden(finding.why), fix=hidden(finding.fix))
                 for finding in kept
             ),
-            not_checked=tuple(map(hidden, not_checked)),
-            corrected=_correct(command, kept, parser.python if asked and not left else ""),
+            not_checked=tuple(in_its_words(hidden(text), target.text) for text in not_checked),
+            corrected=in_its_words(_correct(command, kept, parser.python if asked and not left else ""), target.text),
+            command=in_its_words(masked(command).written(), target.text),
             parser_error=hidden(parser.error) if asked else None,
             ignored=tuple(finding.rule for finding in findings if finding not in kept),
             errors_left=left,
@@ -421,9 +415,18 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 
 
+def _models(command: Command) -> list[str]:
+    """Return the models that the branches of a script may start, without a variable among names."""
+    names = [*dict.fromkeys(next(iter(way.by_default), way).model for way in (command, *command.branches))]
+    shown = [name for name in names if not is_open(name)] or names[:1]
+    return [*shown, "another"] if 1 < len(shown) < len(names) else shown
+
+
 def _read_model(command: Command, version: str) -> tuple[str, Model | None, list[str]]:
     """Return the model's folder if it lacks its config.json, the content of config.json, and why it was not read."""
     name, limits = command.model, "the model's own limits: "
+    if len(_models(command)) > 1:
+        return "", None, [f"{limits}the script starts one of several models"]
     if _is_elsewhere(command, name):
         return "", None, [f"{limits}the model's folder is {command.elsewhere}"]
     if not name or is_open(name):

@@ -235,7 +235,8 @@ class LintReport:
     the message of vLLM's own parser, "" if it accepts the command, None if it was not run. `ignored` holds the rule
     id of each finding that was dropped. `writing` names the notation of the launch, "" for a command; `place` is its
     service, container or function, `line` its line in the text (0: unknown), `file` the file; `left_out` counts
-    infos that are not shown. With `is_part`, `corrected` holds vLLM's own words without those around them.
+    infos that are not shown, none of `every` report. `command` is the command as it was read. With `is_part`,
+    `corrected` holds vLLM's own words without those around them.
     """
 
     version: str
@@ -253,11 +254,13 @@ class LintReport:
     file: str = ""
     left_out: int = 0
     is_part: bool = False
+    command: str = ""
+    every: bool = False
 
     def of_file(self, name: str, every: bool) -> "LintReport":
-        """Return the report for a file of that name; without `every`, infos are left out and counted."""
-        kept = tuple(finding for finding in self.findings if every or finding.severity != "info")
-        return replace(self, file=name, findings=kept, left_out=len(self.findings) - len(kept))
+        """Return the report for a file, or a command without a name; of a file `every` info is shown, or counted."""
+        kept = tuple(finding for finding in self.findings if every or not name or finding.severity != "info")
+        return replace(self, file=name, findings=kept, left_out=len(self.findings) - len(kept), every=every)
 
     @property
     def status(self) -> int:

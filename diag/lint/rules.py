@@ -5,13 +5,7 @@ from dataclasses import replace
 
 from diag.core.declarations import Mistake
 from diag.lint import advice, conflicts, devices, flags, host, pods, removed, values, weights, words
-from diag.lint.rule import (
-    SEVERITIES,
-    LintFinding,
-    LintRule,
-    LintTarget,
-    texts,
-)
+from diag.lint.rule import SEVERITIES, LintFinding, LintRule, LintTarget, texts
 from diag.vllm.command.command import Command
 from diag.vllm.flags.registry import release, versions
 

@@ -1,9 +1,9 @@
 """Conditions of rules.toml: terms over flags, keys of JSON flags, variables, the model, the container and the GPU.
 
 A term is `SUBJECT OPERATION [VALUE]`. A subject is `--flag`, `--flag.key`, `$VARIABLE`, `model`, `image`, `writing`,
-`pinned`, `model.x` and `container.x` (attributes), `text` (all of the file) or a number. Operations: `on`, `not-on`,
-`off`, `given`, `absent`, `in A,B`, `not-in A,B`, `matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<` with a second
-subject. What is unknown holds no term.
+`pinned`, `model.x` and `container.x` (attributes), `gpu.capability`, `text` (all of the file) or a number. Operations:
+`on`, `not-on`, `off`, `given`, `absent`, `in A,B`, `not-in A,B`, `matches REGEX`, `lacks REGEX`, and `>`, `>=`, `<`
+with a second subject. What is unknown holds no term.
 """
 
 import re
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from diag.lint.rule import LintTarget, UnknownValue, is_open, number
+from diag.vllm.gpus import capability
 
 _UNKNOWN = "a text does not show it"
 
@@ -73,6 +74,10 @@ def value_of(subject: str, target: LintTarget) -> str:
         return target.text
     if head in ("model", "image", "writing", "pinned") and not key:
         return str(getattr(command, head))
+    if head == "gpu":  # the one of --gpu or of this host, else the one that the text names
+        named = command.container.product if command.container else ""
+        names = [gpu.name for gpu in target.used_gpus()[:1]] or named.split()
+        return next((str(able) for able in map(capability, names) if able), "")
     known = target.shape if head == "model" else command.container if head == "container" else None
     if head in ("model", "container"):
         if known is None or (head == "model" and target.shape and not target.shape.family):

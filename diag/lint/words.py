@@ -168,10 +168,7 @@ def model_by_flag(target: LintTarget) -> Iterator[Match]:
     if named and is_serve and not _is_without_model(command) and command.arguments not in command.strays:
         refused = not target.since("0.11.1") and any(len(mention.words) > 1 for mention in named)
         first = range(command.arguments, command.arguments)
-        yield Match(
-            edits=(*removal(named), Edit(first, named[-1].values)),
-            severity="error" if refused else None,
-        )
+        yield Match(edits=(*removal(named), Edit(first, named[-1].values)), severity="error" if refused else None)
 
 
 @rule()

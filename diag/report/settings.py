@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from diag.core.formatting import gibibytes, plural
-from diag.lint.rule import SEVERITIES, LintFinding, LintReport, LintResult
+from diag.lint.rule import SEVERITIES, LintFinding, LintReport, LintResult, is_open
 from diag.report.documents import Document
 from diag.report.layout import labelled, paragraph, table, verbatim
 from diag.report.spans import states
@@ -109,15 +109,15 @@ CONFIG = Document(
 
 def render_lint(result: LintResult) -> str:
     """Render the findings as plain text, server by server; servers without any share one line."""
-    several = len(result.launches) != 1 or result.files > 1
-    clean = [report for report in result.launches if not report.findings] if several else []
+    several = len(result.launches) > 1
+    clean = [report for report in result.launches if several and not (report.findings or report.every)]
     parts = [_render_launch(report) for report in result.launches if report not in clean]
     places = [place(report) or report.model or "a server" for report in clean]
     below = labelled("nothing found", places, LABEL + 2) if clean else []
     if any(report.not_checked for report in clean):
-        below += labelled("not checked", ["what their text does not show: --only NAME lists it"], LABEL + 2)
+        below += labelled("not checked", ["what their text does not show: --all lists it"], LABEL + 2)
     below += labelled("not read", [f"{name}: {why}" for name, why in result.unread.items()], LABEL)
-    if several:
+    if several or result.files > 1 or result.unread:
         servers, errors = plural(len(result.launches), "server"), [report.status for report in result.launches]
         bad = f"{errors.count(2)} with errors, {errors.count(1)} with warnings only"
         files = f" in {plural(result.files, 'file')}" if result.files > 1 else ""
@@ -137,7 +137,8 @@ def _render_launch(report: LintReport) -> str:
     """Render a server: a headline with the counts, each finding, the corrected command, notes."""
     severities = [finding.severity for finding in report.findings]
     counts = [plural(severities.count(name), name) for name in SEVERITIES if name in severities]
-    server = f"{report.model or 'a server'} with vLLM {report.version} ({report.version_source})"
+    model = f"model unknown: {report.model}" if is_open(report.model) else report.model or "model unknown"
+    server = f"{model} with vLLM {report.version} ({report.version_source})"
     where = place(report)
     nothing = "nothing found in what was checked" if report.not_checked else "nothing found"
     lines = paragraph(f"{f'{where}: ' if where else ''}{server}: {', '.join(counts) or nothing}")
@@ -156,6 +157,7 @@ def _render_launch(report: LintReport) -> str:
         corrected = "the corrected words are vLLM's own; what stands around them stays as it is"
     if origin := [each for each in (report.writing, corrected if report.corrected else "") if each]:
         notes["read from" if report.writing else "note"] = ["; ".join(origin)]
+    notes["read as"] = [report.command] if report.every else []
     if report.parser_error is not None:
         answer = f"refuses it: {report.parser_error}" if report.parser_error else "accepts the command"
         notes["parser"] = [f"that of the installed vLLM {report.version} {answer}"]

@@ -160,4 +160,4 @@ def visible_gpus(environment: Mapping[str, str]) -> str | None:
 
 def _normalized(name: str) -> str:
     words = [word for word in re.split(r"[\s_-]+", name.lower()) if word not in _BRANDS]
-    return "-".join(words).replace("rtx-", "rtx").replace("pro-6000", "pro6000")
+    return "-".join(words).replace("rtx-", "rtx").replace("pro-6000", "pro6000").replace("gtx-20", "rtx20")

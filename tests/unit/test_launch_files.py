@@ -887,7 +887,7 @@ TABLE = {
     "an image without a release": (
         "c.yaml",
         compose(service("--model m --enforce-eager", "ipc: host", GPU % "count: 1")).replace("v0.25.1", "latest"),
-        [{"eager": 1, "image_not_pinned": 1}],
+        [{"image_not_pinned": 1}],
     ),
     "a probe that leaves little time": (
         "d.yaml",
@@ -1247,6 +1247,40 @@ TABLE = {
         ),
         [{"probe_kills_the_start": 1}],
     ),
+    "kernels of a GPU without Marlin": (
+        "m.yaml",
+        pod("m, --quantization, awq", "", ", nodeSelector: {accelerator: nvidia-gtx-2080ti}").replace("0.25.1", "0.11.0"),  # noqa: E501
+        [{}],
+    ),
+    "kernels of a GPU with Marlin": (
+        "m.yaml",
+        pod("m, --quantization, awq", "", ", nodeSelector: {accelerator: nvidia-l4}").replace("0.25.1", "0.11.0"),
+        [{"slower_kernels": 1}],
+    ),
+    "the key of vLLM's examples": ("s.sh", "vllm serve m --api-key token-abc123\n", [{"key_in_the_text": 1}]),
+    "the key of vLLM's examples in a guide": ("g.md", "```\nvllm serve m --api-key token-abc123\n```\n", [{}]),
+    "a wheel with a first release alone": (
+        "s.sh",
+        "pip install 'vllm>=0.6.0' torch\nvllm serve m\n",
+        [{"vllm_not_pinned": 1}],
+    ),
+    "a wheel with a last release": ("s.sh", "pip install 'vllm>=0.6.0,<0.7'\nvllm serve m\n", [{}]),
+    "a chat template is no chart": (
+        "c.yaml",
+        compose(
+            service(
+                ">\n      --model m -tp 2 --chat-template '{%- if a -%}{{- a[\"b\"] if c else d -}}{%- else -%}{%- endif -%}'",  # noqa: E501
+                GPU % "count: 2",
+            )
+        ),
+        [{"no_shared_memory": 1}],
+    ),
+    "a web server on another method": (
+        "m.py",
+        "import modal\n@app.cls(gpu='L4')\nclass Server:\n    @modal.enter()\n    def start(self):\n"
+        "        subprocess.Popen(['vllm', 'serve', 'm'])\n    @modal.web_server(8000)\n    def serve(self):\n        pass\n",  # noqa: E501
+        [{"public_without_a_key": 1}],
+    ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
 
@@ -1522,3 +1556,72 @@ def test_preflight_needs_the_memory_for_a_go_and_names_errors_of_the_other_serve
     assert message in [result.message for result in found.of("fail")]
     file.write_text("vllm serve org/m --port 18123\n")
     assert preflight.run(PreflightOptions(str(file))).answer not in ("go", "warnings")
+
+
+CHART = {
+    "Chart.yaml": "name: c\nappVersion: 0.6.3\n",
+    "values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nmodel: Qwen/Qwen3-8B\nlength: 4096\nextra: [--seed, '1']\n"  # noqa: E501
+    "token: ''\nkind: image\nresources: {limits: {nvidia.com/gpu: 1}}\n",
+    "templates/d.yaml": """kind: Deployment
+metadata:
+  labels:
+    {{- include "c.labels" . | nindent 4 }}
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
+        args:
+        - --model
+        - {{ .Values.model | quote }}
+        {{- if .Values.token }}
+        - --no-such-flag
+        {{- else }}
+        - --max-model-len={{ .Values.length }}
+        {{- end }}
+        {{- if ne .Values.kind "image" }}
+        - --neither
+        {{- end }}
+        resources:
+          {{- toYaml .Values.resources | nindent 10 }}
+        readinessProbe: {httpGet: {path: /health, port: 8000}, failureThreshold: 90}
+        volumeMounts: [{name: c, mountPath: /root/.cache/huggingface}]
+""",
+}
+
+
+def laid(folder: Path, files: dict[str, str]) -> list[dict[str, Any]]:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return judged(folder)
+
+
+def test_a_chart_is_its_template_filled_in_by_its_values(tmp_path: Path) -> None:
+    (server,) = laid(tmp_path, CHART)
+    assert (server["model"], server["vllm_version"], server["line"]) == ("Qwen/Qwen3-8B", "0.6.3", 9)
+    assert (server["findings"], server["vllm_version_source"]) == ([], "the image's tag")
+    assert server["file"].endswith("templates/d.yaml")
+
+
+def test_what_a_template_adds_or_does_not_name_is_unknown(tmp_path: Path) -> None:
+    args = "{{- toYaml .Values.more | nindent 8 }}\n        resources"
+    alone = {
+        "d.yaml": re.sub(r"(?s) *\{\{- if.*\{\{- end \}\}\n", "", CHART["templates/d.yaml"]).replace(
+            "resources", args, 1
+        )
+    }
+    (server,) = laid(tmp_path, alone)
+    assert (server["model"], server["findings"]) == ("{{ .Values.model }}", [])
+    assert any("{{ ... }}" in text for text in server["not_checked"])
+
+
+def test_a_role_has_its_defaults(tmp_path: Path) -> None:
+    unit = "[Service]\nExecStart=/opt/v/bin/vllm serve {{ model }} {% for one in more %}{{ one }} {% endfor %}--host {{ host }}\n"  # noqa: E501
+    defaults = "model: Qwen/Qwen3-8B\nmore: [--swap-space, '4']\nvllm_version: 0.26.0\nhost: '{{ address }}'\n"
+    (server,) = laid(tmp_path, {"r/templates/v.service.j2": unit, "r/defaults/main.yml": defaults})
+    assert (server["model"], server["vllm_version"]) == ("Qwen/Qwen3-8B", "0.26.0")
+    assert [finding["rule"] for finding in server["findings"]] == ["removed_flag"]
+    (tmp_path / "r/defaults/main.yml").unlink()
+    assert judged(tmp_path)[0]["findings"] == []

@@ -785,7 +785,7 @@ def test_a_server_with_a_value_that_was_not_seen_is_not_called_checked() -> None
     report = linting.judge("vllm serve m --max-model-len $LENGTH", "0.32.0")
     assert ": nothing found in what was checked\n" in render_lint(LintResult((report,)))
     several = render_lint(LintResult((report, report)))
-    assert "\n  not checked    what their text does not show: --only NAME lists it\n" in several
+    assert "\n  not checked    what their text does not show: --all lists it\n" in several
 
 
 @pytest.mark.parametrize(
@@ -874,6 +874,7 @@ def test_lint_json_has_the_findings_of_the_text() -> None:
         "vllm_version": "0.32.0",
         "vllm_version_source": "--vllm-version",
         "read_from": "",
+        "read_as": "vllm serve m --swap-space 4 --enforce-eager",
         "model": "m",
         "exit_status": 2,
         "ignored": {},

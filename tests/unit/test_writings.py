@@ -33,7 +33,7 @@ SECRET = "hf_aBcDeFgHiJkLmNoPqRsT"
         ({"compilation_config": 3}, "0.32.0", ["--compilation-config", '{"mode": 3}']),
         ({"compilation_config": 3}, "0.9.0", ["--compilation-config", '{"level": 3}']),
         ({"trust_remote_code": "true"}, "", ["--trust-remote-code"]),
-        ({"trust_remote_code": "$X"}, "", ["$X"]),
+        ({"trust_remote_code": "$X"}, "", ["$TRUST_REMOTE_CODE"]),
         ({"max_logprobs": -1}, "", ["--max-logprobs=-1"]),
     ],
 )

@@ -1,24 +1,105 @@
-"""Read the values of a Helm chart whose templates are not known: a model, keys called as flags, and arguments."""
+"""Fill in the templates of a Helm chart or an Ansible role; read values of a chart whose templates are not known."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from diag.core.errors import BadUsage
+from diag.core.files import read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
 from diag.vllm.command.container import Container, inner, read_pod
+from diag.vllm.command.shell import BLOCK
 from diag.vllm.flags.registry import known, release
+
+_HOLE = re.compile(NOTATIONS["patterns"]["charts_hole"])
+_RANGE = re.compile(NOTATIONS["patterns"]["charts_range"])
+_TEST = re.compile(NOTATIONS["patterns"]["charts_test"])
+_PLAIN_FILTER = re.compile(r"quote|squote|int|string|toString|trim|n?indent\s+\d+|toYaml|to_yaml|")
 
 _APART = re.compile("|".join(NOTATIONS["chart_apart"]), re.IGNORECASE)
 _LISTS = re.compile(r"model|engine|server|instance|replica|deployment", re.IGNORECASE)
-_MODEL = re.compile(
-    r"(?:hf|vllm|base|default|huggingface)?_?(?:model(?:_?(?:name|id|ur[il]|path|repo|repository|source))?|name(?<=facename))",
-    re.IGNORECASE,
-)
+_MODEL = re.compile(NOTATIONS["patterns"]["charts_model"])
 _WITHIN_MODEL = ("name", "id", "repo", "repoId", "path", "huggingfaceName", "uri")
 _ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
 _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")
 _MOST = 2000
 _DEEPEST = 6
+
+
+def filled(text: str, file: Path) -> str:
+    """Fill in what values.yaml of a chart, or the defaults of a role, give a template of it, on the same lines."""
+    values: dict[str, Any] = {}
+    for folder in file.absolute().parents[1:3] if "{{" in text else ():
+        with suppress(OSError, BadUsage):
+            if file.suffix != ".j2" and (folder / "templates") in file.absolute().parents:
+                chart = read_yaml(folder / "Chart.yaml").items()
+                about = {str(key)[:1].upper() + str(key)[1:]: value for key, value in chart}
+                values = {"Values": read_yaml(folder / "values.yaml") or {}, "Chart": about}
+            elif (folder / "defaults" / "main.yml").is_file():
+                values = read_yaml(folder / "defaults" / "main.yml")
+        if isinstance(values, dict) and values:
+            break
+    else:
+        return text
+    for _ in range(3):  # values may name others
+        text = _HOLE.sub(lambda hole: _value(hole, values), _RANGE.sub(lambda loop: _repeated(loop, values), text))
+    lines, opened = list[str](), list[bool | None]()  # None: a condition that is not known
+    for line in text.split("\n"):
+        block, test = BLOCK.fullmatch(line), _TEST.search(line)
+        holds = None
+        if block and (block["opens"] or block["start"]):
+            opened.append(holds := _holds(test, values) if test else None)
+        elif block and (block["ends"] or block["stop"]) and opened:
+            holds = opened.pop()
+        elif block and opened and opened[-1] is not None and re.search(r"\belse\s*-?[%}]\}", line):
+            holds = opened[-1] = not opened[-1]
+        lines.append("" if holds is not None or False in opened else line)
+    installs = f"\n# vllm=={values['vllm_version']}" if "vllm_version" in values else ""
+    return "\n".join(lines) + installs
+
+
+def _holds(test: re.Match[str], values: Mapping[str, Any]) -> bool | None:
+    """Return True if a condition holds; None for one that the values do not decide, and for what changes the names."""
+    value, how = _looked_up(test["path"], values), (test["how"] or "").strip()
+    if (value is None and not test["path"].lstrip("$").startswith(".Values.")) or (value and test["word"] != "if"):
+        return None  # a key that values.yaml lacks is none
+    return (value == test["text"] if how in ("eq", "ne") else bool(value)) is not (how in ("not", "ne"))
+
+
+def _looked_up(path: str, values: Any) -> Any:
+    """Return the value of a path such as .Values.image.tag; None if there is none."""
+    for key in path.lstrip("$.").split("."):
+        values = values.get(key) if isinstance(values, dict) else None
+    return values
+
+
+def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
+    """Return the text of an expression, unchanged if the values do not show it."""
+    value, filters = _looked_up(hole["path"], values), [part.strip() for part in hole["filters"].split("|")]
+    for part in filters:
+        if instead := re.fullmatch(r"default[ (]\s*(?:[\"']([^\"']*)[\"']|([$.]*[\w.]+))\s*\)?", part):
+            other = instead[1] if instead[2] is None else _looked_up(instead[2], values) or instead[2]
+            value = value or (None if str(other)[:1] in ".$" or other == "omit" else other)
+        elif not _PLAIN_FILTER.fullmatch(part):
+            return hole[0]
+    before = hole.string[: hole.start()].rstrip().rpartition("\n")[2].lstrip()
+    if value is None or (isinstance(value, list | dict) and before.startswith("- ")):
+        return hole[0]
+    if isinstance(value, str) and "quote" not in filters:
+        return value
+    return json.dumps(str(value) if "quote" in filters else value)
+
+
+def _repeated(loop: re.Match[str], values: Mapping[str, Any]) -> str:
+    """Return what a loop within a line writes for each item of a list."""
+    items, name = _looked_up(loop["path"], values), re.escape(loop["item"] or ".")
+    if not isinstance(items, list) or not all(isinstance(item, str | int | float) for item in items):
+        return loop[0]
+    hole = re.compile(rf"\{{\{{-?\s*{name}\s*-?\}}\}}")
+    return "".join(hole.sub(lambda _, item=item: str(item), loop["body"]) for item in items)
 
 
 class Engine(NamedTuple):

@@ -3,19 +3,19 @@
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import parse_json, read_yaml
+from diag.vllm.command import shell
 from diag.vllm.command.container import Container
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.shell import line
 from diag.vllm.flags.registry import Option, known, release, understood
 
-NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
+NOTATIONS = shell.NOTATIONS
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _SERVER = re.compile(
     r"(?:\w*vllm\.)?vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)|dynamo\.vllm"

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from diag.vllm.command.shell import default
+from diag.vllm.command.shell import NOTATIONS, default
 
-IS_ALONE = re.compile(r"-[itdP]+|--(?:rm|detach|init|privileged|interactive|tty|read-only|nv|rocm)")
-"""Options of `docker run` that take no value: the word after any other option is not the image."""
+IS_ALONE = re.compile(NOTATIONS["patterns"]["container_is_alone"])
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _OTHER_CHIPS = {"aws.amazon.com/neuroncore", "aws.amazon.com/neuron", "google.com/tpu"}
@@ -222,10 +221,7 @@ def _port(text: str) -> int:
     return int(text) if text.isdigit() and len(text) < 6 else 0
 
 
-_OF_A_SERVICE = {
-    *("--publish", "--network", "--net", "--volume", "--mount", "--ipc", "--shm-size", "--detach", "-d", "--restart"),
-}
-"""Options one of which shows that a command is no fragment of one."""
+_OF_A_SERVICE = frozenset[str](NOTATIONS["of_a_service"])
 _LONG = {"-v": "--volume", "-p": "--publish", "-m": "--memory", "-u": "--user"}
 
 

@@ -11,14 +11,7 @@ from diag.core.files import parse_json, parse_yaml
 from diag.vllm.command.command import NOTATIONS
 from diag.vllm.command.shell import variable_name
 
-_TOKEN = re.compile(
-    r"(?P<gap>[ \t\r]+|#[^\n]*|//[^\n]*|/\*.*?\*/)|(?P<end>\n)"
-    r"|<<-?(?P<mark>\w+)[ \t]*\n(?P<document>.*?)\n[ \t]*(?P=mark)\b"
-    r'|"(?P<text>(?:\\.|\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}|[^"\\\n])*+)"'
-    r"|(?P<number>-?\d+(?:\.\d+)?)(?![\w.])|(?P<name>[A-Za-z_][\w-]*(?:\.[A-Za-z_*][\w-]*|\[[\w\".*]*\])*)"
-    r"|(?P<sign>=>|==|[^\s\w])",
-    re.DOTALL,
-)
+_TOKEN = re.compile(NOTATIONS["patterns"]["hcl_token"])
 _EXPRESSION = re.compile(r"(?P<escaped>\$)?\$\{\s*(?P<name>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|%\{[^{}]*\}")
 _ESCAPES = {r"\"": '"', r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 _DEEPEST = 60

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
 
-from diag.core.errors import BadUsage
+from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_yaml
 from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
@@ -17,25 +17,18 @@ from diag.vllm.flags.registry import known
 
 _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
-WORKER = re.compile(r"worker[\w.-]*vllm|vllm[\w.-]*worker", re.IGNORECASE)
-"""Images that make vLLM's arguments of their variables."""
+WORKER = re.compile(NOTATIONS["patterns"]["manifests_worker"])
 _KINDS = re.compile(r"^an? (?:Pod|Deployment|StatefulSet|DaemonSet|ReplicaSet|Job|List|container of Helm values)\b")
 _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm\b")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
-_RECIPE = re.compile(r"^[\w./ -]+:.*\n(?:#.*\n)*\t+[^\s#]|^\w+[ \t]*:=[ \t]", re.MULTILINE)
-"""A target of a Makefile or a variable of a justfile: no line of YAML begins with a tab."""
+_ADDING = re.compile(NOTATIONS["patterns"]["manifests_adding"])
+_CHAT_TEMPLATE = re.compile(NOTATIONS["patterns"]["manifests_chat_template"])
+_RECIPE = re.compile(NOTATIONS["patterns"]["manifests_recipe"])
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
-_STARTS = re.compile(
-    r"(?:^|[;&|(]|-[a-z]*c[ \t]+[\"']|^ExecStart=)[ \t]*"
-    r"(?:(?:exec|nohup|(?:uv|poetry|pixi) run)[ \t]+|\w+=(?:\$\([^)\n]{1,200}\)|(?!\$\()\S+)[ \t]+){0,20}"
-    r"(?:(?:/\S*/)?vllm serve|(?:/\S*/)?python[\d.]* -m vllm\.entrypoints\.\S+)[ \t]"
-    r"|^[ \t]*(?:sudo )?(?:docker|podman) run[ \t](?:[^\n]{0,300}\\\n){0,40}[^\n]{0,300}[/-]vllm\b",
-    re.MULTILINE,
-)
+_STARTS = re.compile(NOTATIONS["patterns"]["manifests_starts"])
 _PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
-_BESIDE = re.compile(r"router|front-?end|proxy|gateway|bench|client|exporter|sidecar|download|webui|ray", re.IGNORECASE)
-"""Names of containers beside a server."""
+_BESIDE = re.compile(NOTATIONS["patterns"]["manifests_beside"])
 _SESSIONS = {"postCreateCommand", "postStartCommand", "postAttachCommand"}
 _HOST_SCRIPTS = frozenset[str](NOTATIONS["host_scripts"])
 _NAMES_MODEL = re.compile(r"--model[= ]\S")
@@ -239,6 +232,9 @@ class _Reader(NamedTuple):
                 yield from self.nested(document, "", "a container", {})
             return
         kind, spec = str(document.get("kind") or ""), inner(document, "spec")
+        is_part = isinstance(document.get("image"), str) and " #" not in str(document.get("command"))
+        if is_part and re.match(r"\W*--\w", str(document.get("command"))):
+            document = {"services": {"": document}}  # a part of a Compose file
         named = str(inner(document, "metadata").get("name") or "")
         for form, read in _FORMS.items():
             if form == kind or (form in document and not kind):
@@ -376,6 +372,8 @@ class _Reader(NamedTuple):
 
     def inference_service(self, predictor: Mapping[str, Any]) -> Iterator[Writing]:
         model, name = inner(predictor, "model"), "an InferenceService's model"
+        if "container" in predictor and not model:
+            raise NoLaunch("KServe has no key predictor.container: it is called predictor.containers, and is a list")
         yield from self.nested(predictor.get("containers"), "containers", "an InferenceService's container", predictor)
         if model.get("command"):
             yield from self.container(model, name, predictor, is_pod=True)
@@ -510,9 +508,10 @@ def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     model = re.sub(r"[?#].*", "", _fetched(spec.get("url"), "/model"))
     named, words = _from_kserve(split(spec.get("args")), {}, frozenset())
     command = serve([named or model, *words], environment, spec.get("image"))  # its own --model= comes first
-    count = str(spec.get("resourceProfile") or "").rpartition(":")[2]
+    named_profile, _, count = str(spec.get("resourceProfile") or "").rpartition(":")
     profile = "gpu" in str(spec.get("resourceProfile")) and count.isdigit()
     around = Container("pod", shared_memory=None, gpus=int(count[:4]) if profile else None, is_whole=False)
+    around = around._replace(product=named_profile.removeprefix("nvidia-gpu-"))
     yield Writing("a KubeAI Model", command, around._replace(gpus_by="resourceProfile", is_pod=True))
 
 
@@ -738,8 +737,9 @@ def parse(text: str | bytes, name: str) -> list[Any]:
     whole = text if isinstance(text, str) else text.decode("utf-8", "replace")
     try:
         documents = parse_yaml(text, name)
+        is_template = re.search(r"\{[{%]", _CHAT_TEMPLATE.sub("", whole))
         with suppress(BadUsage):
-            documents = parse_yaml(filled_templates(whole), name) if re.search(r"\{[{%]", whole) else documents
+            documents = parse_yaml(filled_templates(whole), name) if is_template else documents
         return documents
     except BadUsage as failure:
         error = failure
@@ -755,15 +755,15 @@ def parse(text: str | bytes, name: str) -> list[Any]:
 
 
 def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
-    """Mark launches of a template: its values add words to the command and keys to the container."""
-    if not template(text) and not re.search(r"\{%[-+]?\s*(?:el|for\b)", text):
+    """Mark launches of a template: its values may add keys to the container."""
+    if not _ADDING.search(_CHAT_TEMPLATE.sub("", text)):
         return tuple(launches)
     boxes = (
         (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))
         for one in launches
         for is_served in [bool(one.container and one.container.is_served) and "readinessProbe" not in text]
     )
-    return tuple(one._replace(command=f"{one.command} $VALUES", container=box) for one, box in boxes)
+    return tuple(one._replace(container=box) for one, box in boxes)
 
 
 def template(text: str) -> str:

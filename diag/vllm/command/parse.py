@@ -13,15 +13,8 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
-from diag.vllm.command.command import (
-    NOTATIONS,
-    Command,
-    from_file,
-    is_dropped,
-    is_server,
-    options,
-    read_config_file,
-)
+from diag.vllm.command.charts import filled
+from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
@@ -41,11 +34,8 @@ from diag.vllm.flags.registry import understood
 
 _IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _OTHER_IMAGE = re.compile(r"[\w.-]+(?:/[\w-][\w.-]*)+(?::[\w.-]+)?")
-_CONTAINERS = re.compile(
-    r"docker|docker-compose|podman|nerdctl|apptainer|singularity|kubectl|oc|crictl|ctr|lxc|nsenter|chroot"
-)
-_PROGRAM_WORD = re.compile(r"(?:\S*/)?(?:python[\d.]*|(?:ba|z|da|k)?sh|uv|torchrun|ray|env|tini|sleep|\S+\.(?:sh|py))")
-"""Programs that a container starts in the place of the image's own."""
+_CONTAINERS = re.compile(NOTATIONS["patterns"]["parse_containers"])
+_PROGRAM_WORD = re.compile(NOTATIONS["patterns"]["parse_program_word"])
 _HOSTS = {"ssh", "pdsh", "pssh", "clush", "rsh", "mosh", "srun", "mpirun", "ansible", "salt"}
 
 
@@ -117,49 +107,29 @@ MOST_ARGUMENTS = 10_000
 """Words of a launch: every rule of lint reads all of them."""
 _MOST_UNKNOWN = 100
 """Most unknown options: the search for similar flags takes some milliseconds for each."""
-_ARGUMENTS = re.compile(r"\$\{?\w*(?:ARGS|OPTS|OPTIONS|FLAGS|args|opts)(?:_STR|_str)?(?:\[[@*]\])?\}?")
-"""A variable that holds arguments, and not the model, by its name."""
+_ARGUMENTS = re.compile(NOTATIONS["patterns"]["parse_arguments"])
 _MOST_SERVERS = 100
 """Servers of one text that are counted."""
 _ASSIGNMENT = re.compile(r"(?:--env=|-e|Environment=)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
-_HELD = re.compile(
-    r"\s*(?:(?:exec|nohup|\w+=\S*|\$\w+)\s+){0,20}(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s"
-)
+_HELD = re.compile(NOTATIONS["patterns"]["parse_held"])
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
-_RANGE = re.compile(
-    r"(?<![\w-])vllm(?:\[[\w,-]+\])?\s*>=\s*(\d+)\.(\d+)(?:\.\d+)?\s*,\s*<\s*\1\.(\d+)(?:\.0)?(?![.\d])"
-)
-"""A range of releases with one first version."""
-_BY_NAME = re.compile(r"(?<=vllm==)\$?\{+(\w{1,60})\}+|(?<=vllm-openai:v)\$?\{+(\w{1,60})\}+")
-"""The name of a variable that holds the release."""
-_BUILT = re.compile(r"\bVLLM_(?:REF|VERSION|TAG|BRANCH)\s*[:=]\s*[\"']?v(\d+\.\d+\.\d+)\b")
-"""vLLM's version in the variable of a text that builds it from its repository."""
-_TAGGED = re.compile(
-    r"vllm(?:-(?:openai|omni|cpu|gpu|xpu|rocm)[\w-]*)?:(?:v|[a-z]+-v)?(\d+(?:\.\d+){2,3}(?:\.post\d+)?)(?![\w.]*\d)"
-    r"|:[\w.-]*vllm[_-]?v?(\d+\.\d+\.\d+)|/[\w.-]*-vllm[_-]?v?(\d+\.\d+\.\d+)[\w.-]*:",
-)
-"""vLLM's version in the name of an image anywhere in a text."""
+_RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
+_BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
+_BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
+_TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
-_DIRECTIVE = re.compile(
-    r"^([ \t]*)\.\.[ \t]+(?:code|code-block|sourcecode)::[ \t]*([\w-]*)[ \t]*\n((?:(?:\1[ \t]+\S.*|[ \t]*)(?:\n|\Z))+)",
-    re.MULTILINE,
-)
+_DIRECTIVE = re.compile(NOTATIONS["patterns"]["parse_directive"])
 GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
-_INDENTED = re.compile(r"(?:\A|\n[ \t]*\n)((?:(?: {4}|\t)[^\n]*(?:\n|\Z))+)")
-"""A code block without fences."""
-_OTHER_ENGINE = re.compile(
-    r"^[ \t>]*(?:from|import) (?:tensorrt_llm|sglang|lmdeploy|mlc_llm|gpt4all|llama_cpp)\b", re.MULTILINE
-)
+_INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
+_OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
-_JOB_GPUS = re.compile(
-    r"^#SBATCH\s+--(?:gpus-per-node|gres)[= ](?:gpu:)?(?:([a-zA-Z]\w*):)?(\d{1,3})\s*$", re.MULTILINE
-)
+_JOB_GPUS = re.compile(NOTATIONS["patterns"]["parse_job_gpus"])
 _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILINE)
 _RUNTIME = re.compile(r"^[ \t]*kind: (?:Cluster)?ServingRuntime\b", re.MULTILINE)
 _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ", re.MULTILINE)
@@ -173,13 +143,12 @@ _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
 _RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
 _DECLARING = ("export", "declare", "typeset", "readonly", "local", "set", "setenv", "if", ":")
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
-_ENGINE = re.compile(r"^[ \t]*\{%", re.MULTILINE)
-"""A line of a template engine."""
+_ENGINE = re.compile(NOTATIONS["patterns"]["parse_engine"])
 _ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
+_EXPORTED = re.compile(r"^[ \t]*export[ \t]+([A-Z_]\w*=[\w./:@-]+)[ \t]*$", re.MULTILINE)
 _DEEPEST = 3
 """Functions within each other that are followed."""
-_MENTIONS = re.compile(r"echo|printf|\w*log\w*|info|warn|p?kill|killall|pgrep|[ef]?grep|ps|trap|which|\[\[?")
-"""Commands that mention a server and start none."""
+_MENTIONS = re.compile(NOTATIONS["patterns"]["parse_mentions"])
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:
@@ -205,9 +174,11 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if content is None:
         return parse_all(text, version, folder)
     file = Path(text)
+    if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
+        content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
+    text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
     if file.suffix in (".yaml", ".yml"):
-        return _read_yaml(file, content, folder, version)
-    text = content.decode("utf-8", "replace").replace("\r\n", "\n")
+        return _read_yaml(file, text, folder, version)
     return parse_all(text, version, folder, file.suffix)
 
 
@@ -245,18 +216,21 @@ def _content(name: str) -> bytes | None:
     return content
 
 
-def _read_yaml(file: Path, content: bytes, folder: Path, version: str) -> tuple[Command, ...]:
+def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
-    documents = manifests.parse(content, printable(str(file)))
-    text = content.decode("utf-8", "replace")
+    documents = manifests.parse(text, printable(str(file)))
     launches = manifests.templated(manifests.containers(documents, version), text)
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
-    if manifests.is_manifest(documents) or (flags and (not any(flags) or sum(flags) < len(flags) / 2)):
-        why = manifests.template(content.decode("utf-8", "replace"))
-        raise (BadUsage if why and b"containers:" in content else NoLaunch)(
+    if (
+        manifests.is_manifest(documents)
+        or text.isspace()
+        or (flags and (not any(flags) or sum(flags) < len(flags) / 2))
+    ):
+        why = manifests.template(text)
+        raise (BadUsage if why and "containers:" in text else NoLaunch)(
             f"{file}: {why}"
             if why
             else f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
@@ -337,6 +311,7 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         blocks += [(block.start(1), "", block[1]) for block in _INDENTED.finditer(text)]
     pinned, beside = _named(text)
     is_other = _OTHER_ENGINE.search(text) and not _OF_VLLM.search(text)
+    exports: dict[str, str] = {}
     runtime, taken = "", slice(0)  # a ServingRuntime, and its launches, of which an InferenceService makes a server
     for start, language, block in sorted(blocks):
         before, text_of_block = text.count("\n", 0, start), textwrap.dedent(block)
@@ -346,6 +321,10 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         suffix = {"python": ".py", "py": ".py", "json": ".json", **_WINDOWS}.get(language, "")
         if is_other and "LLM(" in block and "vllm" not in block:
             continue
+        if re.match(r"\s*(?:#.*\s+)*(?:docker|podman|vllm|python3?|exec|nohup|uv)\s", text_of_block):
+            used = [pair for name, pair in exports.items() if re.search(rf"\$\{{?{name}\b", block)]
+            text_of_block = "".join(f"export {pair}; " for pair in used) + text_of_block.lstrip("\n")
+        exports |= {pair.partition("=")[0]: pair for pair in _EXPORTED.findall(block)}
         with suppress(BadUsage):
             started = parse_all(text_of_block, version, None, suffix)
             # flags alone explain a command
@@ -441,7 +420,7 @@ def _parse_shell(
     def run(chosen: Mapping[int, int]) -> None:
         active = [(at, step) for at, step in enumerate(steps) if all(chosen[block] == way for block, way in step.path)]
         for at, command in _run(active, version, folder, variables):
-            if command.words not in [other.words for other in servers.setdefault(at, [])]:
+            if (command.words, command.model) not in [(one.words, one.model) for one in servers.setdefault(at, [])]:
                 servers[at].append(command)
 
     for turn in range(runs):
@@ -668,6 +647,8 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
     matches = (_ASSIGNMENT.fullmatch(word) for word in words)
     written = {assignment[1]: assignment[2] for assignment in matches if assignment and assignment[1] != "ExecStart"}
     passed = [name for option, name in pairwise(words) if option in ("-e", "--env") and name.isidentifier()]
+    usual = (re.fullmatch(r"\$\{(\w+):?=([^{}]*)\}", word) for word in words if words[0] == ":")  # : "${X:=1}"
+    written |= {name[1]: f"${{{name[1]}:-{name[2]}}}" for name in usual if name}
     return {**{name: f"${{{name}}}" for name in passed}, **written}  # passed on: of the host, or of a secret
 
 

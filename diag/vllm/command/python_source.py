@@ -20,14 +20,10 @@ from diag.vllm.flags.registry import understood
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
 _CALL = re.compile(rf"(?<![\w.])(?:\w+\.){{0,4}}(?:{'|'.join(_CALLS)})\s*\(")
-_SERVER = re.compile(
-    r"[\"'](?:docker|podman)(?:[\"']\s*,\s*[\"']| )run|[\"']vllm[\"']\s*,\s*[\"']serve[\"']"
-    r"|[\"']vllm\.entrypoints\.[\w.]+[\"']"
-)
+_SERVER = re.compile(NOTATIONS["patterns"]["python_source_server"])
 _COMMAND = re.compile(r"\s*(?:exec\s+|\w+=\S+\s+)*(?:vllm serve|python[\d.]* -m vllm\.entrypoints\.\S+)\s")
 _LINE = re.compile(_COMMAND.pattern, re.MULTILINE)
-_FLAGS = re.compile(r"[=(]\s*\[\s*(?:#.*\n\s*)*f?[\"']--[a-z][\w-]+(?:=|[\"'])")
-"""A list of flags alone, for the entry point of a container."""
+_FLAGS = re.compile(NOTATIONS["patterns"]["python_source_flags"])
 _LEAST_FLAGS = 3
 _IMPORT = re.compile(r"^(?:from [\w.]+ )?import \w", re.MULTILINE)
 _PRINTERS = frozenset[str](NOTATIONS["printers"])
@@ -79,7 +75,13 @@ def _tree(text: str) -> ast.Module:
     """Parse a source, else without the lines that only a notebook runs."""
     with suppress(SyntaxError):
         return ast.parse(text)
-    return ast.parse(_NOTEBOOK.sub(lambda line: f"{line[1]}pass" + "\n" * line[0].count("\n"), text))
+    try:
+        return ast.parse(_NOTEBOOK.sub(lambda line: f"{line[1]}pass" + "\n" * line[0].count("\n"), text))
+    except SyntaxError as error:  # prose below the source
+        source = "\n".join(text.split("\n")[: (error.lineno or 1) - 1])
+        if not _CALL.search(source):
+            raise
+        return ast.parse(source)
 
 
 def is_parsed(cell: str) -> bool:
@@ -351,7 +353,8 @@ class _Source(_Values):
                 own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
                 command = serve(self._words(call, last), {**self._environment_of(call), **own})
                 writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
-        for node in self._lists:
+        taken = {*map(id, self._rest.values())}
+        for node in (each for each in self._lists if id(each) not in taken):
             rest = self._rest.get(id(node))
             words = [*self._list(node), *(self._list(rest) if rest else ())]
             is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)

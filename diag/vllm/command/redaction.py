@@ -35,24 +35,14 @@ NAMED_KEYS = frozenset[str](CONTENT["named_keys"])
 
 
 _SECRETS = re.compile(r"--(?:api-key|hf-token|ssl-.*)")
-_PLAIN = re.compile(
-    r"[+-]?[\d_.]{1,24}(?:[eE][+-]?\d{1,3})?[kmgtKMGT]?(?:i?[bB])?|(?i:true|false|none|null|auto)|\*|"
-    r"(?:(?:image|video|audio)=\d{1,9},?){1,3}"
-)
+_PLAIN = re.compile(CONTENT["patterns"]["plain"])
 _LISTED = re.compile(r"[\d.,:|-]{1,60}")
 _NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|\$\([A-Z][A-Z0-9_]{0,60}\)|%[hi])*", re.ASCII)
 _MOST = 256
 _URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
-_VARIABLE = re.compile(
-    r"\$(?:[A-Za-z_]\w{0,60}|\([A-Z][A-Z0-9_]{0,60}\)|\{[A-Za-z_]\w{0,60}(?:\[[@*]\])?\}|[@*])|\{[a-z_]{1,60}\}",
-    re.ASCII,
-)
+_VARIABLE = re.compile(CONTENT["patterns"]["variable"])
 _DEFAULT = re.compile(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
-_TOKEN = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_|sk-|gh[oprsu]_|github_pat_|glpat-|nvapi-|xox[abpr]-|AKIA|ASIA|eyJ)[A-Za-z0-9_-]{3,}"
-    r"|[0-9a-fA-F]{24,}|(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{18,}|[A-Za-z]{40,}|\d{17,}",
-    re.ASCII,
-)
+_TOKEN = re.compile(CONTENT["patterns"]["token"])
 """Tokens by their beginning, and long words of letters and digits, which no person writes."""
 _COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}

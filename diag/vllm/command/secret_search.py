@@ -25,8 +25,7 @@ _SECRET = re.compile(
     re.DOTALL,
 )
 _MOST_NAME = 100
-_PHRASES = re.compile(r"(?i).*(?:authorization|cookie|passw|passphrase|passcode|pwd)")
-"""Names of values that may have spaces in them."""
+_PHRASES = re.compile(_DATA["patterns"]["phrases"])
 _LETTER = r"[\w\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0900-\u109f\u1780-\u17ff\u200c]"
 """A letter or digit, or a sign that scripts such as Devanagari and Thai have within words."""
 _NAME = re.compile(
@@ -45,49 +44,27 @@ _BEHIND = re.compile(
 """What separates a name from its value."""
 _CAPITALS, _DASH = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+"), re.compile(r"[ \t]+[\u2013\u2014-][ \t]+")
 _CELL, _TO_CELL = re.compile(r"(?:[|│┃]|(?<![^\n]))[ \t]*`?\Z"), re.compile(r"`?[ \t]*[|│┃][ \t]*")
-_CELL_END = re.compile(r"[ \t]*[|│┃]|$", re.MULTILINE)
-"""A row of a Markdown table."""
-_SIBLING = re.compile(
-    r"(?i)(?:(?:(?<![\w.])|(?<=\]\.))(?:name|(?:parameter_?)?key|k|header|field|var(?:iable)?|label|id|param(?:eter)?|option"
-    r"|(?:kind|type)(?=\W{1,8}(?:pass|secret|token|api|auth)))(?:\\*[\"'`])?(?:\s*[:=]\s*|\s*=>\s*|>)(?:[bru]{0,2}\\*[\"'`])?"
-    r"|\b(?:variable|resource|output)[ \t]+\"|^[ \t]*(?=[\w.-]+:?[ \t]*\r?$))"
-    r"(?:/(?:[\w.-]{1,60}/){0,5})?(?P<name>[^\W\d][\w.-]{0,100})",
-    re.MULTILINE,
-)
-"""A field that holds a name, whose value is another field: of Kubernetes' objects, of headers, of pydantic's errors."""
-_VALUES = re.compile(
-    r"(?i)(?:(?<![\w.-])|(?<=\]\.))(?:(?:input_|parameter_?)?val(?:ue)?|content|v|old|new|default|result|text|is)(?=\\*[\"'`]?\s*[:=>])"
-)
+_CELL_END = re.compile(_DATA["patterns"]["cell_end"])
+_SIBLING = re.compile(_DATA["patterns"]["sibling"])
+_VALUES = re.compile(_DATA["patterns"]["values"])
 _CLOSES = re.compile(r"[})]")
 _FARTHEST, _MOST_LINES = 300, 4
 """Characters between two such fields; lines."""
 _MORE_WORDS = 3
 """Words behind the first one of a flag's value, if a shell's quotation marks are lost."""
-_PAIR = re.compile(r"[\[(]\s{0,3}[bru]{0,2}\Z")
-"""What stands before the name in a pair, ("token", "x")."""
-_QUOTED = re.compile(
-    r"[bruf]{0,2}(?P<quote>(?P<escaped>\\+)?[\"'`])(?:\\.|[^\\])*?(?:(?(escaped)(?<!\\))(?P=quote)|\\?\Z)", re.DOTALL
-)
+_PAIR = re.compile(_DATA["patterns"]["pair"])
+_QUOTED = re.compile(_DATA["patterns"]["quoted"])
 _IN_GROUP = re.compile(r"(?P<open>[\[({])|(?P<close>[\])}])|[^\[\](){}\"'`\\]+|.", re.DOTALL)
 _FIELD = re.compile(r"(?P<indent>[ \t]*)(?:-[ \t]+)?[\"']?[\w.-]+[\"']?:(?:[ \t]+(?P<value>[^\r\n]+))?\r?(?:\n|\Z)")
-_ITEM = re.compile(r"(?P<indent>[ \t]*)-[ \t]+(?P<value>[^\r\n]+)\r?(?:\n|\Z)")
-"""Lines of a block of YAML."""
+_ITEM = re.compile(_DATA["patterns"]["item"])
 _BECOMES = re.compile(r"[ \t]+[-=]>[ \t]+(?=[\"'])")
 _REPR = re.compile(r"<\w[^<>\n]{0,300}>")
-_BARE = re.compile(r"(?:[^\s\"'`,;)\]}\\(\[{]|\\.|[\"'`,;)\]}](?![\s\"'`,;:.)\]}>\\]|\Z))+\\?", re.DOTALL)
-"""A word without quotation marks; one of them, or a bracket, ends it if nothing of the word follows."""
+_BARE = re.compile(_DATA["patterns"]["bare"])
 _WORD = re.compile(r"[^\s\"'`,;]+")
 _FLAG = re.compile(r"(?:\\*[\"'`])?(?P<name>--?[A-Za-z][\w.-]*)")
-_BETWEEN = re.compile(r"(?:\s*,\s*|[ \t]+)(?![\"'`\\]{0,3}-|[\s&|;<>]|\Z)")
-"""What separates two values of a flag; the next word is no flag, and no operator of a shell."""
-_OPENS = re.compile(
-    r"(?P<name>-{0,2}[^\W\d][\w.-]*)[\\\"'`\]]*[ \t]*(?:=>|->|[:=：>])?[ \t]*(?:[&!][\w.-]+[ \t]*)?"
-    r"(?:[|>][+-]?\d?|<<[-~]?[\"']?\w+[\"']?|[\[({]|[\"']{1,3}[^\"']{0,200}\Z"
-    r"|[^\s\"']{1,200}(?=\\\s*\Z))?[ \t,]*\\?\s*\Z"
-)
-"""A name at the end of a line, whose value may stand in the next one."""
-_BEGINS = re.compile(r"\(\w[^()]{0,80} pid=\d|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[: ]")
-"""The head of another record."""
+_BETWEEN = re.compile(_DATA["patterns"]["between"])
+_OPENS = re.compile(_DATA["patterns"]["opens"])
+_BEGINS = re.compile(_DATA["patterns"]["begins"])
 _LINE = re.compile(r"(?:(?!\\[rn])[^\r\n])*")
 _SCHEME = re.compile(r"(?i)(?:bearer|basic|digest|token|apikey|negotiate|ntlm|[&!][\w!/.:-]*)\Z")
 _NO_VALUE = re.compile(
@@ -95,11 +72,7 @@ _NO_VALUE = re.compile(
 )
 _PROSE = re.compile(rf"(?i){'|'.join(_DATA['prose'])}")
 """Words that follow a flag in a sentence, and are no value."""
-_ENCODED = re.compile(
-    r"(?i)(?:%2[267B]|%3[BF]|%7B|\b)(?P<name>[a-z_][\w.-]{1,100}?)(?:%2[27])?%3[AD](?:%20|\+)?(?:%2[27])?"
-    r"(?P<value>(?:(?!%2[267C]|%7D)[^\s&\"'<>])+)"
-)
-"""A name and its value, percent-encoded."""
+_ENCODED = re.compile(_DATA["patterns"]["encoded"])
 _HOME = re.compile(r"(?:/home|/Users)/[^/\s'\"]+")
 
 
@@ -341,17 +314,13 @@ _RUNS = (
     re.compile(r"[A-Za-z0-9]{20,}"),
 )
 """Base64, which is no path; a part of a path; a part of a name."""
-_HEX = re.compile(
-    r"(?<![A-Za-z0-9/_@-])(?<!sha1:)(?<!sha256:)(?<!sha512:)(?<!md5:)"
-    r"(?:[0-9a-f]{24,39}|[0-9a-f]{41,}|[0-9A-F]{24,39}|[0-9A-F]{41,})(?![A-Za-z0-9])"
-)
-"""Long hexadecimal numbers by themselves; not a commit, nor one behind the name of what it identifies."""
+_HEX = re.compile(_DATA["patterns"]["hex"])
 _PACKED, _LOGIN = re.compile(r"(?<![\w+/=-])[\w+/=-]{12,}"), re.compile(rb"[\w.@-]{1,64}:[!-~]{3,200}")
 """Words that may be base64 or hexadecimal of a user and a password, as in a header."""
 _PARTS = re.compile(r"[A-Za-z0-9]{6,}")
+_PUBLISHED = re.compile("|".join(_DATA["published"]))
 _HASH = re.compile(r"[0-9a-f]+|[0-9A-F]+")
-_MANGLED = re.compile(r"((?<!\w)_Z\w+)")
-"""Names of C++ functions as a linker has them."""
+_MANGLED = re.compile(_DATA["patterns"]["mangled"])
 _SYMBOLS = ascii_lowercase + "0"
 _BITS = {a + b: int(row[at]) for a, row in zip(_SYMBOLS, _DATA["rare"], strict=True) for at, b in enumerate(_SYMBOLS)}
 _ANY_DIGIT = str.maketrans(digits, "0" * 10)
@@ -362,7 +331,7 @@ def _without_random(text: str) -> str:
     text = _PACKED.sub(lambda word: HIDDEN if _is_user_and_password(word[0]) else word[0], text)
     for run in _RUNS:
         text = run.sub(lambda word: HIDDEN if _is_random(word[0]) else word[0], text)
-    return _HEX.sub(lambda word: word[0] if word[0].isdecimal() else HIDDEN, text)
+    return str(_HEX.sub(lambda word: word[0] if word[0].isdecimal() else HIDDEN, text))
 
 
 def _is_user_and_password(word: str) -> bool:
@@ -373,6 +342,7 @@ def _is_user_and_password(word: str) -> bool:
 
 def _is_random(run: str) -> bool:
     """Return True for a word that nobody has chosen. Hexadecimal parts do not count: most are names of something."""
-    parts = [part.lower().translate(_ANY_DIGIT) for part in _PARTS.findall(run) if not _HASH.fullmatch(part)]
+    parts = [part for part in _PARTS.findall(_PUBLISHED.sub("/", run)) if not _HASH.fullmatch(part)]
+    parts = [part.lower().translate(_ANY_DIGIT) for part in parts]
     bits = [_BITS[first + second] for part in parts for first, second in pairwise(part)]
     return len(bits) >= _FEWEST_PAIRS and sum(bits) >= _RANDOM_BITS * len(bits)

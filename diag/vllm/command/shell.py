@@ -6,30 +6,22 @@ A hidden value is written as a variable that has to be set, "${NAME:?}".
 import re
 import shlex
 import textwrap
+import tomllib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 
+NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
 MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
-_BLOCK = re.compile(
-    r"[ \t]*(?:\{\{-?[ \t]*(?:/\*|(?P<opens>#|(?:if|with|range|define|block)\b)|(?P<ends>/|end\b)|(?P<other>else\b)"
-    r"|(?P<same>\$|(?:include|toYaml|template|tpl)\b))[^\n]*\}\}"
-    r"|\{%[-+]?[ \t]*(?:(?P<start>(?:if|for|block|macro|call|filter|with|raw)\b)|(?P<stop>end)|(?P<another>el))?"
-    r"[^\n]*%\})[ \t]*\\?"
-)
-"""A line of a template engine that begins or ends a branch, or stands for lines of any number."""
-_CONDITION = re.compile(
-    r"(?:\{\{-?\s*(?:if|with)\b[^{}]{0,200}\}\}|\{%[-+]?\s*if\b[^{}]{0,200}%\})(?P<then>(?:(?!\{\{-?\s*(?:if|with|range|end|else)\b|\{%).){0,300}?)"
-    r"(?P<other>(?:\{\{-?\s*else\b|\{%[-+]?\s*el)(?:(?!\{\{-?\s*(?:if|with|range|end)\b|\{%[-+]?\s*(?:if|for|end)).){0,300}?)?"
-    r"(?:\{\{-?\s*end\s*-?\}\}|\{%[-+]?\s*endif\s*[-+]?%\})"
-)
-"""A condition within a line."""
+BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
+_CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
 _COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
@@ -48,11 +40,9 @@ _INSIDE = re.compile(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
 _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
 _ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
 _ARRAY = re.compile(r"\w+\+?=")
-PIPED = re.compile(r"(?<!\S)([A-Z_][A-Z0-9_]*=)(\d[\d,-]*(?:\|\d[\d,-]*)+)(?=\s)")
-"""Cores for each rank, VLLM_CPU_OMP_THREADS_BIND=0|1, without the quotation marks that a shell needs."""
+PIPED = re.compile(NOTATIONS["patterns"]["shell_piped"])
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
-_FAR = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|pssh|clush|srun|docker|podman|nerdctl|kubectl|oc|nsenter|chroot|lxc)\b")
-"""Programs that run a shell on another host or in a container: its files are not on this host."""
+_FAR = re.compile(NOTATIONS["patterns"]["shell_far"])
 _SHELL = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
@@ -107,8 +97,9 @@ def statements(text: str) -> Iterator[Statement]:
                     words = ["case"]
                 continue
             if is_split:  # the words of an array
-                yield Statement(name, token.split(), blocks.path(tested), False, line)
-                name, skip, is_split = "", True, False
+                words = [f"${name}"] if re.search(r"\$\(|`", token) else token.split()
+                yield Statement(name, words, blocks.path(tested), False, line)
+                name, words, skip, is_split = "", [], True, False
             words += [] if skip or (not words and token in _KEYWORDS) else [token]
             skip = False
         elif name and ")" not in token:
@@ -169,7 +160,7 @@ def filled_templates(text: str) -> str:
         return text
     lines, opened = list[str](), list[bool]()  # True behind an else
     for line in _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
-        block = _BLOCK.fullmatch(line)
+        block = BLOCK.fullmatch(line)
         if block and (block["opens"] or block["start"]):
             opened.append(False)
         elif block and (block["ends"] or block["stop"]):
@@ -178,12 +169,28 @@ def filled_templates(text: str) -> str:
             opened[-1] = True
         is_joined = bool(lines) and lines[-1].endswith("\\")  # the command goes on behind the block
         is_left_out = any(opened)  # only the first branch is read; lines keep their numbers
-        unseen = "$OTHERWISE \\" if is_left_out and not block and "$OTHERWISE" not in lines[-1] else "\\"
+        unseen = "$OTHERWISE" if is_left_out and not block else "$VALUES" if block and block["same"] else ""
         indent = line[: len(line) - len(line.lstrip())]
+        before = next(filter(str.strip, reversed(lines[-9:])), "") if unseen == "$VALUES" else ""
+        is_list = re.match(r"\s*- |[^#]*\b(?:args|command):\s*$", before)
+        if is_list:
+            indent = before[: len(before) - len(before.lstrip())] + "  " * before.rstrip().endswith(":")
         is_flag = is_left_out and re.match(r"\s*- [\"']?--", line)  # of a list in YAML
-        left_out = f"{indent}{unseen}" if is_joined else f"{indent}- $OTHERWISE" if is_flag else ""
+        joined = f"{unseen} \\" if unseen and unseen not in lines[-1] else "\\"
+        left_out = f"{indent}{joined}" if is_joined else f"{indent}- {unseen}" if is_flag or is_list else ""
         lines.append(left_out if block or is_left_out else _CONDITION.sub(_conditional, line))
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
+
+
+def in_its_words(text: str, source: str) -> str:
+    """Write the variables of `filled_templates` in a text as the expressions of its source."""
+    if "$" in text and "{{" in source:
+        found = filter(None, (hole[1] for hole in _TEMPLATE.finditer(source)))
+        holes = {variable_name(hole): hole.partition("|")[0].strip() for hole in found}
+        plain = {name: f"{{{{ {hole} }}}}" for name, hole in holes.items() if re.fullmatch(r"[\w.$ ]+", hole)}
+        expressions = {**plain, "VALUES": "{{ ... }}"}
+        text = re.sub(r"\"?\$([A-Z][A-Z0-9_]*)\b\"?", lambda name: expressions.get(name[1], name[0]), text)
+    return text
 
 
 def _conditional(condition: re.Match[str]) -> str:
@@ -311,8 +318,7 @@ def _nested_end(text: str, at: int) -> int:
 
 HIDDEN = "REDACTED"
 """Replaces a secret in a quoted line of a log, and in recordings of older releases."""
-PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]{0,60}):\?\}")
-"""Replaces a value in a command: a shell that lacks the variable refuses to run the command."""
+PLACEHOLDER = re.compile(NOTATIONS["patterns"]["shell_placeholder"])
 _OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
 _DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
 _SCHEDULERS = re.compile(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")

@@ -14,15 +14,11 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given, is_server
 from diag.vllm.command.container import IS_ALONE
 from diag.vllm.command.redaction import VARIABLES
-from diag.vllm.command.shell import PLACEHOLDER, default, line, placeholder
+from diag.vllm.command.shell import NOTATIONS, PLACEHOLDER, default, line, placeholder
 
 _ASSIGNMENT = re.compile(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
-_PROGRAMS = re.compile(
-    r"python[\d.]*|vllm|env|exec|nohup|nice|ionice|numactl|taskset|setsid|stdbuf|timeout|time|sudo|docker|podman|nerdctl"
-    r"|docker-compose|apptainer|singularity|kubectl|oc|ssh|pdsh|pssh|srun|tmux|screen|eval|su|watch|(?:ba|z|k|da)?sh"
-    r"|uv|poetry|conda|torchrun|run|serve|new-session|--|-"
-)
+_PROGRAMS = re.compile(NOTATIONS["patterns"]["shown_programs"])
 _OPTIONS, _WORDS = (frozenset(redaction.CONTENT[key]) for key in ("options", "words"))
 """Options of these programs that are shown, each with a value that is a number or one of _WORDS."""
 _NUMBERS = re.compile(r"\d[\d.,:-]{0,30}[kmgKMG]?[bB]?")
@@ -61,7 +57,8 @@ def masked(command: Command) -> Command:
         is_open = redaction.is_variable(words[at]) or PLACEHOLDER.fullmatch(words[at])
         masks[at] = words[at] if is_open or words[at] in ("--", "") else placeholder(f"word_{at + 1}")
     loose = set(masks).difference(command.strays, *(mention.words for mention in command.given))
-    masks |= {at: redaction.name(words[at]) or placeholder("model") for at in loose if words[at] != "--"}
+    names = ((at, redaction.name(words[at]) or redaction.image(words[at])) for at in loose if words[at] != "--")
+    masks |= {at: name or placeholder("model") for at, name in names}
     before = None
     for mention in command.given:
         if mention.words:

@@ -37,8 +37,7 @@ _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
-_LONG_FLAG = re.compile(r"--[a-z]+-[a-z]+-")
-"""A flag of three words or more, such as --max-model-len: other programs have no variable of that name."""
+_LONG_FLAG = re.compile(NOTATIONS["patterns"]["writings_long_flag"])
 _INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
 
 
@@ -145,8 +144,7 @@ def notation(text: str) -> str:
     return "a systemd unit" if _UNIT.search(text) else ""
 
 
-_SECRET = re.compile(r"(?:\w+_)?(?:TOKEN|API_KEY|SECRET|SECRET_ACCESS_KEY|PASSWORD)")
-"""Variables that hold a secret: no path of one, and no public key, as GPG_KEY in Python's own images is."""
+_SECRET = re.compile(NOTATIONS["patterns"]["writings_secret"])
 
 
 class _Stage(NamedTuple):
@@ -198,7 +196,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
         worker = from_variables(stage.environment, version) if WORKER.search(stage.image) else None
         if worker:
             return (Writing("a Dockerfile, by its variables", serve(worker, unread(stage.environment))),)
-        if not secrets or not re.search(r"(?:^|/)vllm-openai(?::|@|$)", stage.image):
+        if not re.search(r"(?:^|/)vllm-openai(?::|@|$)", stage.image):
             raise NoLaunch(
                 "the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container"
             )
