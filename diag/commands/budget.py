@@ -33,7 +33,19 @@ from diag.vllm.command import parse as command
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.shown import masked
-from diag.vllm.deployments import TENSORS, Deployment, Sizing, answer, changes, choices, chosen, hosts, layouts, offers
+from diag.vllm.deployments import (
+    TENSORS,
+    Deployment,
+    Sizing,
+    answer,
+    changed,
+    choices,
+    chosen,
+    hosts,
+    layouts,
+    least,
+    offers,
+)
 from diag.vllm.flags.registry import understood, versions
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
@@ -42,6 +54,7 @@ from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
 from diag.vllm.memory.shapes import find_shape, launch_flags, served_name, unsized
 from diag.vllm.memory.usage import ByteRange
+from diag.vllm.memory.weights import encoders, parameters
 
 STATUS = {"fits": 0, "does not fit": 2, "cannot tell": 3}
 IN_FLOAT32 = "float32, twice the bytes: vLLM refuses float16 for this model, and there is no bfloat16 on GPUs"
@@ -54,6 +67,7 @@ _TOKENS = metric("request_{0}_tokens")
 _MEAN_TOKENS = f"sum(increase({_TOKENS}_sum[{{1}}s])) / sum(increase({_TOKENS}_count[{{1}}s]))"
 _RUNNING = f"sum(max_over_time({RUNNING}[{{0}}s]))"
 _OUTPUT = f"sum(rate({GENERATED}[{{0}}s]))"
+_MOST_CHANGED = 6  # kinds of GPUs of which each is tried with the changes; of more, the best without them
 _PRICE = re.compile(r"([^=]+)=\$?(\d{1,6}(?:\.\d{1,6})?)")
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
 
@@ -118,7 +132,7 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     ledger = judged(model, planned, measured)
     wanted = suggestions(ledger, measured, judged) if ledger.verdict != "fits" and ledger.kv_cache else []
 
-    notes = [model.facts] if model.facts else []
+    notes = _facts(model)
     notes += [IN_FLOAT32] if planned.float32 and lacks_half(model, planned.capability) else []
     card, kind = gpus.find(gpu.name), work.matrix_type(model, planned).removeprefix("mx")
     notes += [WIDENED] if card and card.capability and kind in ("fp8", "fp4") and kind not in card.flops else []
@@ -284,23 +298,25 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     work.check(model, first)
     judges = {gpu.name: judge(started, GpuSpec(gpu.memory, gpu.name), release) for gpu in kinds}
     of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency, judge=judges[gpu.name]) for gpu in kinds}
-    best = chosen(chain.from_iterable(of_kind.values()), concurrency, prices)
-    kind = best.gpu if best and best.gpu else kinds[0] if len(kinds) == 1 else None
-    changed = []
-    if kind:
-        setups = set_up(kind)
-        for change in changes(model, setups[0]):
-            tried = layouts(model, setups, kind, concurrency, change, judges[kind.name])
-            changed += _least([deployment for deployment in tried if deployment.requests], concurrency)
+    every = {gpu.name: changed(model, set_up(gpu), gpu, concurrency, judges[gpu.name]) for gpu in kinds[:_MOST_CHANGED]}
+    best = chosen(chain(*of_kind.values(), *(every.values() if len(every) == len(kinds) else ())), concurrency, prices)
+    kind = best.gpu if best and best.gpu else max(kinds, key=lambda gpu: gpu.memory)
+    tried = every.get(kind.name) or changed(model, set_up(kind), kind, concurrency, judges[kind.name])
+    others = (every[gpu.name] for gpu in kinds if gpu != kind and len(every) == len(kinds))
+    tried += filter(None, (chosen(those, concurrency, prices) for those in others))
     plain = chain.from_iterable(
-        deployments if len(kinds) == 1 else _least(deployments, concurrency) for deployments in of_kind.values()
+        deployments if len(kinds) == 1 else least(deployments, concurrency) for deployments in of_kind.values()
     )
-    rows = (*plain, *changed)
+    rows = (*plain, *tried)
     if best := chosen(rows, concurrency, prices):
         rows = tuple(row for row in rows if not row.requests or row.holds(concurrency))
     assumed = "" if release else f"vLLM {version} is assumed; set the release with --vllm-version"
     left_out = _left_out(model, chain.from_iterable(map(set_up, kinds)))
-    notes = (*_spread_notes(best, rows), *left_out, model.facts, assumed)
+    priced = best and best.gpu and best.cost(prices.get(best.gpu.name))
+    rule = f"chosen (>): what holds it {'with the cheapest output token' if priced else 'on the least GPU memory'}"
+    bare = ", ".join(gpu.name for gpu in kinds if not gpu.bandwidth)
+    left_out += [f"of {bare} only the memory is known, not the speed"] if bare else []
+    notes = (rule if best else "", *_spread_notes(best, rows), *left_out, *_facts(model), assumed)
     return Sizing(
         model=model_label(model),
         version=version,
@@ -325,11 +341,6 @@ def _setups(started: Command, model: Model, version: str, length: int | None, gp
     is_fixed = started.get("--tensor-parallel-size") or planned.pipeline * planned.data > 1
     joined = [tensor for tensor in TENSORS if tensor <= gpu.joined]
     return [planned] if is_fixed else [replace(planned, tensor=tensor) for tensor in joined]
-
-
-def _least(deployments: list[Deployment], concurrency: int | None) -> list[Deployment]:
-    """Return the fewest GPUs that hold the load; the most if none do."""
-    return [deployment for deployment in deployments if deployment.holds(concurrency)][:1] or deployments[-1:]
 
 
 def _spread_notes(best: Deployment | None, rows: Sequence[Deployment]) -> Iterator[str]:
@@ -360,8 +371,10 @@ def _left_out(model: Model, setups: Iterable[Setup]) -> list[str]:
 
 def _launch(model: Model, started: Command, best: Deployment, length: int | None) -> str:
     """Return the command of one replica of a deployment, as a line to paste."""
-    sizes = (("--tensor-parallel-size", best.setup.tensor), ("--pipeline-parallel-size", best.setup.pipeline))
+    sizes = [(f"--{kind}-parallel-size", getattr(best.setup, kind)) for kind in ("tensor", "pipeline", "data")]
     divided = [word for flag, size in sizes if size > 1 and not started.get(flag) for word in (flag, str(size))]
+    if best.setup.expert_parallel and not started.switched("--enable-expert-parallel"):
+        divided.append("--enable-expert-parallel")
     context = ["--max-model-len", str(length)] if length and length <= model.longest else []
     flags = launch_flags(model.name).items()
     needed = [word for flag, value in flags if not started.get(flag) for word in (flag, value)]
@@ -398,7 +411,7 @@ def _parse_utilisation(text: str) -> float | None:
 
 def _read_command(target: str, version: str, foreign: bool) -> Command:
     """Read a launch command, or the folder or id of a model alone."""
-    words = target.strip()
+    words = re.sub(r"^(?:workers-ai/)?@[ch]f/", "", target.strip())  # a provider's mark before a repository
     is_local = not foreign and (is_folder(words) or exists(words))
     if not is_local and _is_name(words):
         words = re.sub(r"[\s()]+", "-", words).strip("-")
@@ -413,7 +426,8 @@ def _read_command(target: str, version: str, foreign: bool) -> Command:
 def _is_name(words: str) -> bool:
     """Return True for a model's name of several words, as leaderboards have them: Llama 3.1 8B Instruct."""
     is_plain = re.fullmatch(r"[A-Z][\w.:()+ -]{1,80}", words) and " -" not in words  # programs have small letters
-    return bool(is_plain and (find_shape(words) or unsized(words)))
+    is_version = re.search(r"\d", words) and not re.search(r"(?i)vllm|serve|python|docker", words)
+    return bool(is_plain and (is_version or find_shape(words) or unsized(words)))
 
 
 def _read_model(started: Command, version: str, options: BudgetOptions) -> Model:
@@ -423,6 +437,12 @@ def _read_model(started: Command, version: str, options: BudgetOptions) -> Model
     if started.elsewhere and not options.foreign and is_folder(started.model):
         raise BadUsage(f"the model's folder is {started.elsewhere}: give the command that runs in there")
     return load(started.model, started, started.get("--revision") or "", version or versions()[-1])
+
+
+def _facts(model: Model) -> list[str]:
+    """Return the sentence about a shape that is known by its name, with the number of its parameters."""
+    count = parameters(model) + encoders(model).elements if model.facts else 0
+    return [f"{count / 1e9:,.2f} billion parameters; {model.facts}"] if model.facts else []
 
 
 def model_label(model: Model) -> str:

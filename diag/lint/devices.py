@@ -103,10 +103,14 @@ def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
         any_gpu = HostGpu("0", largest.name, largest.memory, largest.memory)
         target = replace(target, gpus=HostGpus((any_gpu,) * min(ranks, _MOST_RANKS), {}))
     judged = memory_ledger(target) if target.used_gpus() else None
-    if judged and not is_named:  # only the weights tell, not a share that leaves a CUDA context no room
+    if judged and not is_named and not judged.setup.removed:  # only weights tell, not a share
         weights = next(row.size for row in judged.rows if row.name == WEIGHTS)
         judged = judged if weights and weights.low > largest.memory else None
-    if judged and judged.verdict == "does not fit" and not judged.setup.refused:
+    if judged and judged.setup.removed:
+        is_sure = judged.verdict == "does not fit" and not target.is_assumed
+        why, fix = "vLLM refuses an architecture that it has no code for", "Use a release that has it, or another model"
+        yield Match(judged.setup.removed, why, fix, severity=None if is_sure else "warning")
+    elif judged and judged.verdict == "does not fit" and not judged.setup.refused:
         gpu = target.used_gpus()[0].name if is_named else f"of any kind, {gibibytes(largest.memory)} at most"
         count = f"{ranks} x " if is_named and ranks > 1 else "" if is_named else f"{plural(ranks, 'GPU')} "
         is_guide = not is_named and "```" in target.text  # which may leave the parallelism to its reader

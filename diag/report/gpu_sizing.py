@@ -106,7 +106,9 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
     kinds = ((layout.windows, "have a sliding window"), (layout.states, "keep a state"))
     shares = "".join(f", {count} of {len(layout.groups)} layer groups {what}" for count, what in kinds if count)
     blocks = f"{layout.blocks(setup.length):,} blocks"
-    yield "KV cache per token", f"{ledger.token_bytes:,.0f} bytes{shares}", ""
+    inside = sum(ledger.block_bytes / group.block for group in layout.groups if group.kind in ("window", "chunk"))
+    within = " within the window" if inside and not ledger.token_bytes else ""
+    yield "KV cache per token", f"{ledger.token_bytes or inside:,.0f} bytes{within}{shares}", ""
     yield f"for {setup.length:,} tokens", f"{gibibytes(ledger.needed)}, {blocks}", logged("needed", " GiB")
 
     if ledger.tokens and ledger.blocks and ledger.concurrency:
@@ -223,7 +225,7 @@ def _sizing_table(sizing: Sizing) -> list[str]:
     rows = []
     for one in sizing.rows:
         cells = [
-            one.name,
+            f"> {one.name}" if one is sizing.best else one.name,
             one.layout,
             _FITS[one.ledger.verdict],
             f"{one.requests:,}" if one.ledger.model.keeps_tokens else "any",

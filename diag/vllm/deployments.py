@@ -128,7 +128,7 @@ def deployment(
     requests = min(held(page), setup.sequences if needs_blocks else held(page)) * engines
     batch = min(requests, setup.sequences * engines, concurrency or requests)
     plain = Deployment(gpu, setup, page, requests, batch, replicas=replicas, **changed)
-    if not batch or gpu is None or plain.is_spread:
+    if not batch or gpu is None or not gpu.bandwidth or plain.is_spread:
         return plain
     with suppress(BadUsage):  # its ceilings are unknown
         one = Replica(model, setup, gpu)
@@ -216,7 +216,7 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
         made.append(tried(half, (setup.tensor,)))
     fitting = sorted(filter(None, made), key=lambda one: -one.tokens_per_gpu)
     first = [deployment(model, page, gpu, None)] if page.verdict == "fits" and held(page) else []
-    most = gpu.joined if gpu else TENSORS[-1]
+    most = gpu.joined if gpu else 1 if setup.is_part else TENSORS[-1]
     more = tried(Change("more GPUs", "", {}, model), (one for one in TENSORS if setup.tensor < one <= most))
     if first and (not more or more.requests * first[0].gpus < first[0].requests * more.gpus):
         more = deployment(model, page, gpu, None, 2, change="more GPUs", flags="a second replica")
@@ -247,12 +247,13 @@ def layouts(
     """Return deployments on GPUs of a kind, the fewest GPUs first: for each count the layout that holds most.
 
     With a load the counts are those at which a layout holds it, at most those of 4,096 replicas. More GPUs never hold
-    fewer requests. Without a layout that fits one host, the layers are divided among 2 or 4; without any, the setups
-    are returned as they are.
+    fewer requests. Experts of a model with MLA, whose cache TP does not divide, may be divided among 16 or 32 engines.
+    Without a layout that fits one host, the layers are divided among 2 to 4; without any, the setups are returned.
     """
     kind = change or Change(NOW, "", {}, model)
     engines = []
-    for setup in setups:
+    wide = setups[:1] if len(setups) > 1 and model.latent and model.experts else []
+    for setup in (*setups, *(replace(one, data=count, expert_parallel=True) for one in wide for count in (16, 32))):
         with suppress(BadUsage):
             check(kind.model, setup)
             page = sized(kind.model, replace(setup, **kind.fields), concurrency or _ANY_NUMBER, judge)
@@ -261,7 +262,7 @@ def layouts(
     able = [one for one in engines if one.requests]
     if not able:
         largest = [setup for setup in setups[1:][-1:] if setup.pipeline == 1]
-        spread = [replace(setup, pipeline=count) for setup in largest for count in (2, 4)]
+        spread = [replace(setup, pipeline=count) for setup in largest for count in (2, 3, 4)]
         over = layouts(model, spread, gpu, concurrency, judge=judge) if spread and change is None else []
         return [one for one in over if one.requests] or (engines if change is None else [])
     certain = [one for one in able if one.ledger.verdict == "fits"] or able
@@ -291,6 +292,17 @@ def chosen(rows: Iterable[Deployment], concurrency: int | None, prices: Mapping[
     if priced := [one for one in certain if costs.get(id(one))]:
         return min(priced, key=lambda one: (costs[id(one)] or 0.0, len(one.flags)))
     return min(certain, key=lambda one: (one.gpu.memory * one.gpus if one.gpu else 0, len(one.flags)), default=None)
+
+
+def least(deployments: list[Deployment], concurrency: int | None) -> list[Deployment]:
+    """Return the fewest GPUs that hold the load; the most if none do."""
+    return [one for one in deployments if one.holds(concurrency)][:1] or deployments[-1:]
+
+
+def changed(model: Model, setups: Sequence[Setup], gpu: GpuModel, load: int | None, judge: Judge) -> list[Deployment]:
+    """Return the least GPUs of a kind that hold the load with each change."""
+    tried = (layouts(model, setups, gpu, load, change, judge) for change in changes(model, setups[0]))
+    return [row for rows in tried for row in least([one for one in rows if one.requests], load)]
 
 
 @dataclass(frozen=True)

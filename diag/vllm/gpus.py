@@ -94,22 +94,18 @@ def of_machine(words: str) -> GpuModel | None:
 
 
 def named(name: str) -> GpuModel:
-    """Find a GPU by its name; BadUsage with the known names if there is none."""
+    """Find a GPU by its name, one without a sheet with speeds of 0; BadUsage with the known names if there is none."""
     if gpu := find(name):
         return gpu
-    if _without_sheet(name):
-        raise BadUsage(
-            f"only the memory of {name[:60]} is known, not its speed; diag budget MODEL --gpu tells what fits"
-        )
+    if bare := _without_sheet(name):
+        joined = 1 if is_part(name) else 8
+        return GpuModel(bare.name, (), bare.memory, 0, {}, 0, 0, 0, bare.capability, "", joined=joined)
     hint = did_you_mean(_normalized(name), gpus()) or f" (known: {', '.join(gpus())})"
     raise BadUsage(f"unknown GPU {name[:60]!r}{hint}")
 
 
 def memory(name: str) -> int:
     """Return the bytes of a GPU by its name; BadUsage with the known names if there is none."""
-    gpu = find(name) or _without_sheet(name)
-    if gpu:
-        return gpu.memory
     try:
         return named(name).memory
     except BadUsage as error:
@@ -130,6 +126,11 @@ def capability(name: str) -> float:
     kin = next((gpu for gpu in gpus().values() if gpu.name.partition("-")[0] == family), None)
     gpu = find(name) or kin or _without_sheet(name)
     return gpu.capability if gpu else 0.0
+
+
+def is_part(name: str) -> bool:
+    """Return True for the name of a part of a GPU (MIG), which NCCL does not join with others."""
+    return bool(re.search(r"\dg\.\d+gb", name.lower()))
 
 
 def is_amd(name: str) -> bool:

@@ -202,12 +202,12 @@ def test_release_comes_from_the_log_or_is_marked_as_assumed() -> None:
     assert (known.ledger.setup.version, known.notes) == ("0.11.0", ())
     assumed = estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100"))
     assert "is assumed" in assumed.notes[0]
-    assert assumed.ledger.doubt.startswith("the release is not named: the default share is 0.9 or, since 0.20.0, 0.92")
+    assert assumed.ledger.doubt.startswith("it covers every release: the default share is 0.9 or, since 0.20.0, 0.92")
     sizes = [estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", version=v)).ledger.kv_cache for v in ("0.16.0", "")]
     old, wide = (size for size in sizes if size)
     assert wide.low <= old.central < wide.central < wide.high
     given = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3-8b --gpu-memory-utilization 0.9", "h100"))
-    assert given.ledger.doubt.startswith("the release is not named: sampling")
+    assert given.ledger.doubt.startswith("it covers every release: sampling")
 
 
 def test_a_name_of_several_sizes_is_explained() -> None:

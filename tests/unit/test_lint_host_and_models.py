@@ -331,3 +331,11 @@ def test_a_checkpoint_with_an_unnamed_method_is_not_compared(tmp_path: Path) -> 
 def test_quantization_depends_on_the_release(words: str, version: str, expected: set[str]) -> None:
     found = findings(f"vllm serve m {words}", version=version)
     assert {rule for rule, finding in found.items() if finding.severity == "error"} == expected
+
+
+def test_an_architecture_that_the_release_no_longer_has_is_an_error() -> None:
+    launch = "vllm serve mosaicml/mpt-7b"
+    match = findings(launch)["model_does_not_fit"]
+    assert "0.28.0 is the last release that serves the model" in match.message and match.severity == "error"
+    assert "model_does_not_fit" not in findings(launch, version="0.28.0")
+    assert findings("vllm serve adept/persimmon-8b-chat")["model_does_not_fit"].severity == "warning"

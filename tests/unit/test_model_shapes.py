@@ -8,11 +8,12 @@ from support.models import changed
 from support.paths import MODELS, ROOT
 from support.sampling import some
 
-from diag.commands.budget import estimate
+from diag.commands.budget import estimate, run
 from diag.commands.options import BudgetOptions
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import Command
 from diag.vllm.memory import weights
+from diag.vllm.memory.architectures import removed
 from diag.vllm.memory.ledger import WEIGHTS
 from diag.vllm.memory.model import load
 from diag.vllm.memory.shapes import closest, find_shape, repositories
@@ -317,3 +318,86 @@ def test_weights_that_a_gpu_only_converts_are_told(gpu: str, is_told: bool) -> N
 def test_the_page_states_the_number_of_shapes() -> None:
     for page in ("docs/sizing.md", "CHANGELOG.md"):
         assert f"the shapes of {len(repositories())} repositories" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_an_architecture_that_vllm_removed_is_judged_by_the_release() -> None:
+    """Was: FITS, for every release."""
+    falls_back = {kind for kind, last in removed().items() if last.endswith("+")}
+    assert len(removed()) == 50 and len(falls_back) == 13
+    rows = {name: load(name, cached("/nowhere")).architecture for name in repositories()}
+    gone = {name: kind for name, kind in rows.items() if kind in removed()}
+    assert len(gone) > 60
+    for name, kind in gone.items():
+        last = removed()[kind].rstrip("+")
+        after = f"0.{int(last.split('.')[1]) + 1}.0"
+        page = estimate(BudgetOptions(name, "h200", version=after)).ledger
+        said = f"vLLM {after} has no {kind}: {last} is the last release"
+        assert page.verdict != "fits"
+        assert page.reasons[0].startswith(said) or (kind in falls_back and page.verdict == "does not fit")
+        assert not any(
+            "has no" in reason for reason in estimate(BudgetOptions(name, "h200", version=last)).ledger.reasons
+        )
+    assert estimate(BudgetOptions("mosaicml/mpt-7b", "h200", version="0.28.0")).ledger.verdict == "fits"
+    text, status = run(BudgetOptions("mosaicml/mpt-7b", "h200", concurrency=2, context="1k"))
+    assert status == 2 and "0.28.0 is the last release that serves the model" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "served", "shape"),
+    [
+        ("Command R+", "Command-R+", "CohereLabs/c4ai-command-r-plus"),  # was: the one of 35B
+        ("C4AI Command R+ 08-2024", "CohereForAI/c4ai-command-r-plus-08-2024", "c4ai-command-r-plus-08-2024"),
+        ("command-r", "command-r", "CohereForAI/c4ai-command-r-v01"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B-Instruct", "Llama-3.1-70B"),  # was: the base
+        ("google/gemma-2b-it", "google/gemma-2b-it", "google/gemma-2b"),
+        ("CodeLlama-34b-hf", "CodeLlama-34b-hf", "codellama/CodeLlama-34b-Instruct-hf"),
+        ("Llama 2 7B", "Llama-2-7B", "meta-llama/Llama-2-7b"),
+        ("gemma-3-27b-instruct", "google/gemma-3-27b-it", "google/gemma-3-27b-it"),
+        ("qwen3-8b", "Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("qwen3-8b-base", "Qwen/Qwen3-8B-Base", "Qwen/Qwen3-8B-Base"),
+        ("HuggingFaceTB/SmolLM3-3B", "HuggingFaceTB/SmolLM3-3B", "HuggingFaceTB/SmolLM3-3B"),  # was: hidden
+        ("@cf/google/gemma-4-26b-a4b-it", "google/gemma-4-26B-A4B-it", "google/gemma-4-26B-A4B-it"),
+        ("FuseO1-DeepSeekR1-QwQ-32B-Preview", "FuseO1-DeepSeekR1-QwQ-32B-Preview", "Qwen/QwQ-32B"),
+        ("Mistral 7B", "Mistral-7B", "mistralai/Mistral-7B-v0.3"),  # was: v0.1
+        ("Mistral 7B v0.1", "mistralai/Mistral-7B-v0.1", "mistralai/Mistral-7B-v0.1"),
+        ("some-tune-of-mistral-7b", "some-tune-of-mistral-7b", "mistralai/Mistral-7B-v0.1"),
+    ],
+)
+def test_the_launch_names_the_model_that_was_asked_for(name: str, served: str, shape: str) -> None:
+    text = run(BudgetOptions(name, "h200", concurrency=2, context="1k"))[0]
+    assert f"vllm serve {served} " in text.replace("\n", " ") and shape in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"),
+    [
+        ("ibm-granite/granite-3b-code-instruct-128k", 128_000),  # was: 2,048
+        ("ibm-granite/granite-8b-code-instruct-128k", 128_000),
+        ("ibm-granite/granite-3b-code-instruct-2k", 2048),
+        ("HuggingFaceTB/SmolLM3-3B", 65_536),
+        ("tiiuae/falcon-40b-instruct", 2048),
+        ("CohereLabs/c4ai-command-r-v01", 131_072),  # by model_max_length, not max_position_embeddings
+        ("CohereForAI/aya-23-35B", 8192),
+    ],
+)
+def test_the_longest_context_is_that_of_the_checkpoint(name: str, longest: int) -> None:
+    assert load(name, cached("/nowhere"), version="0.33.0").longest == longest
+
+
+def test_the_first_line_is_the_least_that_holds_the_load_over_flags_kinds_and_experts() -> None:
+    kimi = BudgetOptions("moonshotai/Kimi-K2-Instruct", "h200", concurrency=64, context="32k")
+    text, _ = run(kimi)
+    assert text.startswith("16 x h200 (TP 1 DP 16 EP) holds 64 requests")  # was: 32 x h200, TP 8 PP 4
+    assert "--data-parallel-size 16 --enable-expert-parallel" in text
+    assert run(kimi._replace(gpu="b200"))[0].startswith("16 x b200 (TP 1 DP 16 EP)")  # was: 24, with an FP8 KV cache
+    assert run(kimi._replace(gpu="h200,b200"))[0].startswith("16 x h200")
+    qwen = BudgetOptions("Qwen/Qwen3-32B", "l40s,h100", concurrency=20, context="16k")
+    assert run(qwen)[0].startswith("2 x l40s (TP 2, --quantization fp8 --kv-cache-dtype fp8)")  # was: 2 x h100
+    assert run(qwen._replace(prices=("l40s=0.5", "h100=2.5")))[0].startswith("2 x l40s")
+    small = BudgetOptions("deepseek-ai/DeepSeek-V2-Lite-Chat", "h100", concurrency=4, context="4k")
+    assert run(small)[0].startswith("1 x h100 (TP 1)")
+
+
+def test_the_cache_of_a_window_is_in_bytes_within_it() -> None:
+    page = run(BudgetOptions("mistralai/Mistral-7B-v0.1", "l4"))[0]
+    assert "KV cache per token  131,072 bytes within the window" in page  # was: 0 bytes

@@ -318,7 +318,7 @@ _HEX = re.compile(_DATA["patterns"]["hex"])
 _PACKED, _LOGIN = re.compile(r"(?<![\w+/=-])[\w+/=-]{12,}"), re.compile(rb"[\w.@-]{1,64}:[!-~]{3,200}")
 """Words that may be base64 or hexadecimal of a user and a password, as in a header."""
 _PARTS = re.compile(r"[A-Za-z0-9]{6,}")
-_PUBLISHED = re.compile("|".join(_DATA["published"]))
+_PUBLISHED = re.compile("|".join(_DATA["published"]), re.IGNORECASE)
 _HASH = re.compile(r"[0-9a-f]+|[0-9A-F]+")
 _MANGLED = re.compile(_DATA["patterns"]["mangled"])
 _SYMBOLS = ascii_lowercase + "0"

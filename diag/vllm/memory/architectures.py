@@ -78,6 +78,12 @@ def families() -> Mapping[str, Architecture]:
     return {name: row for row in rows for name in row.names}
 
 
+@cache
+def removed() -> Mapping[str, str]:
+    """Return the last release with each architecture that vLLM no longer has; a + marks those of Transformers too."""
+    return read(PACKAGE / "vllm" / "memory" / "removed.toml", dict[str, str])
+
+
 # -- vision and audio encoders
 
 Connector = Literal["merger", "projector", "merge and project", "linear", "none"]

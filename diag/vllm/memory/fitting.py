@@ -145,7 +145,7 @@ def halves_cache(model: Model, setup: Setup) -> bool:
 def _more_gpus(model: Model, start: Suggestion) -> Iterator[Suggestion]:
     """Yield more GPUs of one kind among which vLLM can divide the model; the log has no measurements of them."""
     count = 2 * start.setup.gpus
-    while not start.setup.cpu and count <= MOST_GPUS:
+    while not (start.setup.cpu or start.setup.is_part) and count <= MOST_GPUS:
         tensor = max(min(count, HOST), start.setup.tensor)  # vLLM's docs: tensors in a host, stages over hosts
         setup = replace(start.setup, tensor=tensor, pipeline=-(-count // tensor))
         stages = f" --pipeline-parallel-size {setup.pipeline}" if setup.pipeline > 1 else ""

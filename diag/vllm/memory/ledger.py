@@ -10,6 +10,7 @@ from diag.core.formatting import GIB, gibibytes, quantity
 from diag.vllm.command.command import Command
 from diag.vllm.memory import profiling
 from diag.vllm.memory.additions import adapter_bytes, draft_bytes
+from diag.vllm.memory.architectures import removed
 from diag.vllm.memory.kv_layout import RESERVED, CacheLayout, NotCovered, cache_layout
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check
@@ -189,6 +190,8 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
         )
 
     doubts = [unknown] if unknown else []
+    if setup.removed:
+        (doubts if removed()[model.architecture].endswith("+") else certain).insert(0, setup.removed)
     if blocks and blocks.low < (wanted := state_blocks_needed(model, setup)):
         (certain if blocks.high < wanted else doubts).append(_few_state_blocks(wanted, blocks))
     if setup.cpu and kv_cache is None:
@@ -393,5 +396,5 @@ def over_releases(page: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
     differ = "sampling, CUDA graphs and compiling count differently since"
     if started.get("--gpu-memory-utilization") is None:
         differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
-    why = f"the release is not named: {differ} {TURNS[0]}"
+    why = f"it covers every release: {differ} {TURNS[0]}"
     return with_kv_cache(page, wide, why)

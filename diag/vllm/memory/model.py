@@ -319,7 +319,8 @@ def _quantization(outer: Config, config: Config, folder: Path) -> Mapping[str, A
 def _declared_context(config: Config) -> int:
     """Return the longest context that the file names; 0 if it names none."""
     lengths = [config.size(name) for name in _LENGTHS if name in config.fields]
-    return config.size("max_position_embeddings", min(lengths, default=0))
+    # `model_max_length` wins (transformers_utils/model_arch_config_convertor.py): Command R has both
+    return config.size("model_max_length", config.size("max_position_embeddings", min(lengths, default=0)))
 
 
 def _longest_context(config: Config, version: str = "") -> int:

@@ -11,9 +11,9 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.devices import lacking
 from diag.vllm.flags.registry import default, release, since, versions
-from diag.vllm.gpus import capability, is_amd
+from diag.vllm.gpus import capability, is_amd, is_part
 from diag.vllm.memory.additions import Adapters, Draft, adapters, draft
-from diag.vllm.memory.architectures import stem
+from diag.vllm.memory.architectures import removed, stem
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.quantization import block_size, group_size
 from diag.vllm.memory.weights import feed_forward_width, has_head
@@ -65,7 +65,8 @@ class Setup:
     no --max-num-seqs. `captured` is the largest batch in a CUDA graph, 0 for none, None for the default;
     `full_graphs` is True if steps that only decode are captured whole; `skips_encoder` is True if the profiling run
     leaves the encoders out; `flashinfer` is True or False if the launch chooses the sampler; `pooling` is True if
-    requests end in vectors instead of tokens. `refused` says what the GPU lacks of the launch. `uncounted` names memory
+    requests end in vectors instead of tokens; `is_part` is True for a part of a GPU. `refused` says what the GPU lacks
+    of the launch, `removed` that the release lacks the architecture. `uncounted` names memory
     that is in no row, `savings` names what may reduce a row.
     """
 
@@ -111,7 +112,9 @@ class Setup:
     adapters: Adapters | None = None
     draft: Draft | None = None
     is_amd: bool = False
+    is_part: bool = False
     refused: str = ""
+    removed: str = ""
 
     @property
     def in_flight(self) -> int:
@@ -206,9 +209,20 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         adapters=adapters(command),
         draft=drafting,
         is_amd=is_amd(gpu.name),
+        is_part=is_part(gpu.name),
         refused=next((lacks for _, lacks in lacking(command, method, gpu.name, version)), ""),
+        removed=_removed(model, version),
     )
     return _with_cache(_with_variables(planned, command), command)
+
+
+def _removed(model: Model, version: str) -> str:
+    """Return that a release no longer has the model's architecture, with the last that had it; "" if it has."""
+    last, mark, _ = removed().get(model.architecture, version).partition("+")
+    if release(version) <= release(last):
+        return ""
+    instead = "; whether it starts with the code of Transformers instead is not known" if mark else ""
+    return f"vLLM {version} has no {model.architecture}: {last} is the last release that serves the model{instead}"
 
 
 _BFLOAT16 = 8.0

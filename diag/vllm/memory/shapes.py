@@ -81,10 +81,11 @@ def launch_flags(name: str) -> Mapping[str, str]:
 
 
 def served_name(name: str) -> str:
-    """Return the repository that a name without an owner, or misspelt under the right one, stands for."""
-    shape, owner = find_shape(name), name.rpartition("/")[0].lower()
-    is_other = shape is None or shape.format or owner not in ("", shape.repository.partition("/")[0].lower())
-    return name if is_other or shape is None else shape.repository
+    """Return the repository of the very model that a name without an owner, or misspelt, stands for; or the name."""
+    shape, plain = find_shape(name), _respelled(name)
+    owner = plain.rpartition("/")[0]
+    is_same = shape and not shape.format and ":" not in plain and owner in ("", shape.repository.lower().split("/")[0])
+    return shape.repository if shape and is_same and _member(plain) == _member(shape.repository) else name
 
 
 def unsized(name: str) -> str:
@@ -112,19 +113,31 @@ def _key(name: str) -> str:
     return "".join(kept).replace(".", "")
 
 
+def _member(name: str) -> str:
+    """Return a name without its owner and separators, in which a base model and what was made of it differ."""
+    plain = re.sub(r"(?<![a-z])(it|inst)(?![a-z])", "instruct", name.rpartition("/")[2].lower())
+    return re.sub(r"[-_:\s.]+", "", plain)
+
+
+def _respelled(name: str) -> str:
+    """Return a name in small letters, as repositories have it: without what providers put around it."""
+    respelled = name.lower()
+    for words, instead in _names().spelling.items():
+        respelled = re.sub(words, instead, respelled)
+    return respelled
+
+
 @cache
 def _index() -> Mapping[str, str]:
     """Return the repositories by their whole names, their last parts, and their keys; the first of a kind counts."""
-    spellings = (str.lower, lambda name: name.rpartition("/")[2].lower(), _key)
+    spellings = (str.lower, lambda name: name.rpartition("/")[2].lower(), _member, _key)
     return dict(reversed([(spelled(name), name) for spelled in spellings for name in _rows()]))
 
 
 def find_shape(name: str) -> NamedShape | None:
     """Find a model by its repository, its name under another owner, or a near spelling; None if it is unknown."""
-    respelled = name.lower()
-    for words, instead in _names().spelling.items():
-        respelled = re.sub(words, instead, respelled)
-    found = _find(name)
+    respelled = _respelled(name)
+    found = _find(respelled if "+" in name else name)  # Command R+ is no Command R
     if respelled != name.lower() and (found is None or found.tune):
         instead_found = _find(respelled)
         return instead_found if instead_found and not (found and instead_found.tune) else found
@@ -135,7 +148,7 @@ def find_shape(name: str) -> NamedShape | None:
 def _find(name: str) -> NamedShape | None:
     if re.match(r"[./~]|\w+://", name) or name.count("/") > 1:
         return None
-    for spelling in (name.lower(), name.rpartition("/")[2].lower(), _key(name)):
+    for spelling in (name.lower(), name.rpartition("/")[2].lower(), _member(name), _key(name)):
         if repository := _index().get(spelling):
             row = _rows()[repository]
             return NamedShape(repository, row["source"], _fields(repository), partial="like" in row or "partial" in row)
