@@ -159,7 +159,6 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         named = redaction.name(version)[:40]
         raise BadUsage(f"invalid value for --vllm-version: {named!r} (expected a vLLM release such as 0.32.0)")
     cpu = CPU_SPACE in command.environment or gpu.name == "cpu"
-
     text = command.get("--max-model-len")
     auto_length = text in ("auto", "-1")
     length = model.usual if text is None or auto_length else size(text, "--max-model-len", most=2**30)
@@ -176,8 +175,11 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     drafting, unknown = draft(command, model, tensor, version)
     limits = {str(limit) for limit in command.keys("--limit-mm-per-prompt").values()}  # no items: no encoder is loaded
     is_on = {flag: bool(command.switched(flag)) for flag in _SWITCHES}
-    level, dtype = capability(gpu.name), command.get("--dtype")
-    method = str((model.quantization or {}).get("quant_method", "")).lower()
+    level, dtype, method = (
+        capability(gpu.name),
+        command.get("--dtype"),
+        (model.quantization or {}).get("quant_method", ""),
+    )
     planned = Setup(
         version=version,
         total=gpu.total,
@@ -210,7 +212,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         draft=drafting,
         is_amd=is_amd(gpu.name),
         is_part=is_part(gpu.name),
-        refused=next((lacks for _, lacks in lacking(command, method, gpu.name, version)), ""),
+        refused=next((lacks for _, lacks in lacking(command, str(method).lower(), gpu.name, version)), ""),
         removed=_removed(model, version),
     )
     return _with_cache(_with_variables(planned, command), command)
