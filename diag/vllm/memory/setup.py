@@ -175,11 +175,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
     drafting, unknown = draft(command, model, tensor, version)
     limits = {str(limit) for limit in command.keys("--limit-mm-per-prompt").values()}  # no items: no encoder is loaded
     is_on = {flag: bool(command.switched(flag)) for flag in _SWITCHES}
-    level, dtype, method = (
-        capability(gpu.name),
-        command.get("--dtype"),
-        (model.quantization or {}).get("quant_method", ""),
-    )
+    level, dtype = capability(gpu.name), command.get("--dtype")
     planned = Setup(
         version=version,
         total=gpu.total,
@@ -212,10 +208,16 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         draft=drafting,
         is_amd=is_amd(gpu.name),
         is_part=is_part(gpu.name),
-        refused=next((lacks for _, lacks in lacking(command, str(method).lower(), gpu.name, version)), ""),
+        refused=_refused(command, model, gpu, version),
         removed=_removed(model, version),
     )
     return _with_cache(_with_variables(planned, command), command)
+
+
+def _refused(command: Command, model: Model, gpu: GpuSpec, version: str) -> str:
+    """Return the first thing of a launch that the GPU or the release lacks."""
+    method = str((model.quantization or {}).get("quant_method", "")).lower()
+    return next((lacks for _, lacks in lacking(command, method, gpu.name, version)), "")
 
 
 def _removed(model: Model, version: str) -> str:
