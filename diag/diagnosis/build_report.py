@@ -34,7 +34,7 @@ ENDS_ILL = {"failed": "its start failed", "dead": "its engine died"}
 DUMP_OF = re.compile(r"VLLM_STACK_DUMP_for_(?P<role>[a-z]{1,20})_(?P<rank>\d{1,7})_(?P<pid>\d{1,10})\.log")
 STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due to (?P<reason>[^\n]{1,60})")
 STARTS_GO_BACK = "max by ($by) (resets(process_start_time_seconds[$window]))"
-"""How often an older process answers after a newer one: no server does so alone."""
+"""How often an older process answers after a newer one: once where traffic moves back, more often with two servers."""
 FAILING, REFUSED, START_FAILED = "requests_failing", "requests_refused", "startup_failed"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 """Failed answers among the last of a log, and their share, from which they are an incident."""
@@ -106,7 +106,7 @@ def build_report(
 def _several(queries: QueryCache) -> Iterator[NotJudged]:
     """Yield the addresses at which two servers answer: an older process after a newer one."""
     for subject, row in queries.ask(STARTS_GO_BACK, INSTANCE, queries.whole).items():
-        if row[-1] > 0 and not queries.is_gone(subject):
+        if row[-1] > 1 and not queries.is_gone(subject):
             yield NotJudged(WHY["two_servers"], subject)
 
 

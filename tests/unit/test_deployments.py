@@ -195,8 +195,8 @@ def test_what_rocm_lacks_is_refused_by_budget_and_lint(flags: str) -> None:
 def test_a_model_above_one_host_is_divided_among_hosts() -> None:
     """Was: none holds one request, and no word of two hosts."""
     page, said = sized("vllm serve deepseek-ai/DeepSeek-V3", "h100", "8k", 64)
-    assert page.startswith("16 x h100 (TP 8 PP 2) holds 64 requests of 8,000 tokens")
-    assert "--pipeline-parallel-size 2 --max-model-len 8000 --nnodes 2" in str(said["launch"])
+    assert page.startswith("16 x h100 (TP 1 DP 16 EP) holds 64 requests of 8,000 tokens")
+    assert "--data-parallel-size 16 --enable-expert-parallel --max-model-len 8000" in str(said["launch"])
     page, _ = sized("vllm serve deepseek-ai/DeepSeek-V3 -tp 8", "h100", "8k", 64)
     assert page.startswith("None holds one request")
 
@@ -214,7 +214,7 @@ def test_a_model_of_a_trillion_parameters_is_offered_several_hosts(name: str) ->
 def test_rates_that_are_not_modelled_say_so() -> None:
     """Was: blanks without a word."""
     page, _ = sized("vllm serve deepseek-ai/DeepSeek-V3", "h100", "8k", 64)
-    assert re.search(r"TP 8 PP 2 +yes +\d+ +unknown +unknown", page) and "unknown: the traffic of PP" in page
+    assert re.search(r"DP 16 EP +yes +\d+ +unknown +unknown", page) and "unknown: the traffic of PP" in page
     page, _ = sized("vllm serve Qwen/Qwen3-8B", "h100", "8k", 4)
     assert "unknown" not in page
 
@@ -224,7 +224,7 @@ def test_rates_that_are_not_modelled_say_so() -> None:
     [
         ("qwen3-8b", "Qwen/Qwen3-8B"),
         ("meta-llama/llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"),
-        ("Qwen/Qwen3-8b-Instrct", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3_8b", "Qwen/Qwen3-8B"),
         ("mlabonne/Qwen3-8B-abliterated", "mlabonne/Qwen3-8B-abliterated"),
         ("Qwen/Qwen3-8B-GPTQ-Int8", "Qwen/Qwen3-8B-GPTQ-Int8"),
     ],

@@ -70,7 +70,7 @@ def test_constants_are_followed_and_nothing_is_executed(text: str, value: str | 
         "llm = LLM(model='m', base_url=url)",
         "docker run a/vllm-runtime:1 dynamo serve graphs.agg:Frontend --port 8000",
         'FROM vllm/vllm-openai\nENTRYPOINT []\nCMD ["uvicorn", "app:main"]',
-        "FROM vllm/vllm-openai\nRUN x",
+        "FROM vllm/vllm-tpu\nRUN x",
         "kind: Deployment\nspec: {containers: [{name: web, image: nginx, args: [--pool, vllm-pool]}]}",
         "MODEL_NAME=gpt-4\nLOG_LEVEL=INFO",
         "just words",

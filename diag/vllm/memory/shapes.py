@@ -85,7 +85,8 @@ def served_name(name: str) -> str:
     shape, plain = find_shape(name), _respelled(name)
     owner = plain.rpartition("/")[0]
     is_same = shape and not shape.format and ":" not in plain and owner in ("", shape.repository.lower().split("/")[0])
-    return shape.repository if shape and is_same and _member(plain) == _member(shape.repository) else name
+    is_very = shape and is_same and _member(shape.repository) in {_member(plain), _member(name)}
+    return shape.repository if shape and is_very else name
 
 
 def unsized(name: str) -> str:
