@@ -533,7 +533,8 @@ def test_an_announced_exception_needs_no_traceback(tmp_path: Path, head: str, fr
     lines = [head + text for text in ("EngineCore encountered a fatal error.", *frames, "KeyError: 'w13_scale'")]
     report = judged(write(tmp_path, lines))
     assert first(report) == "engine_dead"
-    assert re.search(rf"Log KeyError: 'w13_scale' \(\S*server\.log:{len(lines)}", told(report))
+    assert "Log KeyError: 'w13_scale'" in told(report)
+    assert f"server.log:{len(lines)}" in told(report).replace(" ", ""), "a long path is wrapped"
 
 
 PARSER = '  File "/site-packages/vllm/{}", line 310, in {}'

@@ -83,8 +83,8 @@ def launch_flags(name: str) -> Mapping[str, str]:
 def served_name(name: str) -> str:
     """Return the repository of the very model that a name without an owner, or misspelt, stands for; or the name."""
     shape, plain = find_shape(name), _respelled(name)
-    owner = plain.rpartition("/")[0]
-    is_same = shape and not shape.format and ":" not in plain and owner in ("", shape.repository.lower().split("/")[0])
+    owners = {spelled.rpartition("/")[0] for spelled in (plain, name.lower())}
+    is_same = shape and not shape.format and ":" not in plain and owners & {"", shape.repository.lower().split("/")[0]}
     is_very = shape and is_same and _member(shape.repository) in {_member(plain), _member(name)}
     return shape.repository if shape and is_very else name
 
