@@ -35,6 +35,7 @@ def day(mean: float) -> Samples:
         "vllm:prefix_cache_queries_total": 2000.0,
         "vllm:request_success_total": 20.0,
         "vllm:prompt_tokens_total": 2000.0,
+        "vllm:generation_tokens_total": 1000.0,
         "vllm:request_prompt_tokens_sum": 2000.0,
         "vllm:spec_decode_num_draft_tokens_total": 1000.0,
         "vllm:spec_decode_num_accepted_tokens_total": 1000 * share,

@@ -36,6 +36,12 @@ MISTAKES = [
         "no signal, condition or constant 'FAST_BRN'",
     ),
     (INCIDENT, "severity: critical", "severity: critical\nbegan: severity", "is no signal, condition or constant 'sev"),
+    (
+        INCIDENT,
+        "severity: critical",
+        "severity: critical\nended_by: queue_time",
+        "must be the signal of one of the incident's",
+    ),
     (INCIDENT, "\nimpact: every", "\nimpact: {EVRY} every", "'EVRY' is not defined"),
     (INCIDENT, "sign: sign_of_death", "sign: sign_of_deth", "'sign_of_deth' (did you mean sign_of_death?)"),
     (INCIDENT, "evidence_of_death >= 1", "evidence_of_death = 1", "must be `signal >= number (judged: text)`"),
