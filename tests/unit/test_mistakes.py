@@ -69,7 +69,7 @@ MISTAKES = [
         "\ncontxt: true",
         "has no key 'contxt'; its keys are name, promql, sentence, unit, window_sc",
     ),
-    (PARTS, "\ncontext: true", "\ncontext: yes", ":72: context must be true or false, not 'yes'"),
+    (PARTS, "\ncontext: true", "\ncontext: yes", ":{line}: context must be true or false, not 'yes'"),
     (
         PARTS,
         "\nwindow_scaling: peak",
@@ -78,7 +78,7 @@ MISTAKES = [
     ),
     (PARTS, "\nsentence: mean number", "\n# mean number", "the signal 'requests_running' lacks the key 'sentence'"),
     (PARTS, "(mean): requests =", "(mean); requests =", "must be `words: unit = PromQL`"),
-    (PARTS, "[requests_running_median]", "[requests_running]", ":74: the signal 'requests_running' exists twice"),
+    (PARTS, "[requests_running_median]", "[requests_running]", ":{line}: the signal 'requests_running' exists twice"),
     (LOG_SIGNALS, "{events.FAULT_OVER}", "{events.FAULT_OVR}", "events has no 'FAULT_OVR' (did you mean FAULT_OVER?)"),
     (PARTS, "needs: {ENOUGH}", "needs: {ENUOGH}", "'ENUOGH' is not defined (did you mean ENOUGH?)"),
     (
@@ -169,7 +169,9 @@ def mistaken(file: Path, old: str, new: str) -> Iterator[None]:
 def test_a_mistake_in_a_file_of_diag_is_one_sentence(copy: Path) -> None:
     """`diag incidents` reads every declaration; each mistake in turn is made in a copy of the package."""
     wrong = []
-    for name, old, new, sentence in some(MISTAKES, 4):
+    for name, old, new, expected in some(MISTAKES, 4):
+        before = (copy / "diag" / name).read_text(encoding="utf-8").partition(old)[0]
+        sentence = expected.replace("{line}", str(before.count("\n") + 1 + new.startswith("\n")))
         with mistaken(copy / "diag" / name, old, new):
             done = subprocess.run(
                 [sys.executable, "-c", "from diag.__main__ import main; main()", "incidents"],
