@@ -83,15 +83,24 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
             for report in reports
             if options.only in ("", report.place)
         ]
-    fed = {
-        folder.parent for one in judged for folder in Path(one.file).parents if folder.name in ("templates", "tasks")
-    }
-    judged = [one for one in judged if not _FEEDS.search(one.file) or Path(_FEEDS.sub("", one.file)) not in fed]
+    judged = [one for one in judged if not _is_started_by_a_template(one, judged)]
     if not judged and not unread:
         what = f"{plural(len(files), 'file')} read" if several else "the text"
         raise NoLaunch(f"no launch of vLLM found: {what}{f' has none called {options.only}' if options.only else ''}")
     result = LintResult(tuple(judged), len(files), unread)
     return FORMATS["json" if as_json else options.form](result), result.status
+
+
+def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> bool:
+    """Return True for the values of a chart, or the defaults of a role, whose server is judged where a template starts it.
+
+    A template that starts another server speaks for that one alone.
+    """
+    if not _FEEDS.search(one.file):
+        return False
+    whole = Path(_FEEDS.sub("", one.file))
+    starts = (other for other in judged if {whole / "templates", whole / "tasks"} & {*Path(other.file).parents})
+    return any(one.model.startswith("-") or one.model in other.command.split() for other in starts)
 
 
 _SUFFIXES = frozenset[str](NOTATIONS["suffixes"])

@@ -1617,6 +1617,30 @@ def test_what_a_template_adds_or_does_not_name_is_unknown(tmp_path: Path) -> Non
     assert any("{{ ... }}" in text for text in server["not_checked"])
 
 
+VALUES = """servingEngineSpec:
+  modelSpec:
+  - name: llama
+    repository: vllm/vllm-openai
+    tag: v0.20.0
+    modelURL: meta-llama/Llama-3.1-8B-Instruct
+    vllmConfig: {tensorParallelSize: 2, extraArgs: ["--swap-space", "4"]}
+    requestGPU: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "files"),
+    [
+        ("BAAI/bge-m3", ["templates/d.yaml", "values.yaml"]),  # it starts another server
+        ("meta-llama/Llama-3.1-8B-Instruct", ["templates/d.yaml"]),
+    ],
+)
+def test_a_template_speaks_for_the_values_of_its_own_server_alone(model: str, files: list[str], tmp_path: Path) -> None:
+    template = CHART["templates/d.yaml"].replace("{{ .Values.model | quote }}", model)
+    servers = laid(tmp_path, {"Chart.yaml": CHART["Chart.yaml"], "values.yaml": VALUES, "templates/d.yaml": template})
+    assert sorted(Path(server["file"]).relative_to(tmp_path).as_posix() for server in servers) == files
+
+
 def test_a_role_has_its_defaults(tmp_path: Path) -> None:
     unit = "[Service]\nExecStart=/opt/v/bin/vllm serve {{ model }} {% for one in more %}{{ one }} {% endfor %}--host {{ host }}\n"  # noqa: E501
     defaults = "model: Qwen/Qwen3-8B\nmore: [--swap-space, '4']\nvllm_version: 0.26.0\nhost: '{{ address }}'\n"
