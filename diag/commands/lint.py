@@ -92,7 +92,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
 
 
 def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> bool:
-    """Return True for the values of a chart, or the defaults of a role, whose server is judged where a template starts it.
+    """Return True for a chart's values, or a role's defaults, whose server is judged where a template starts it.
 
     A template that starts another server speaks for that one alone.
     """

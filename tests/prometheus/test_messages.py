@@ -185,7 +185,7 @@ def test_every_receiver_gets_one_message_and_its_resolution(tmp_path: Path, gold
             tmp_path, generated(), (routes + every).replace("group_wait: 90s", "group_wait: 10s")
         ) as address:
             until(lambda: answers(f"http://{address}/-/ready"))
-            now = datetime.now(UTC)  # a group whose first alert is older than group_wait is sent before its second comes
+            now = datetime.now(UTC)  # with a first alert older than group_wait, a group is sent before its second comes
             posted(address, filled("vllm-0", now), filled("vllm-1", now))
             until(lambda: len(everything(arrived)) >= 4)
             since = now.replace(second=0, microsecond=0) - timedelta(minutes=30)

@@ -564,7 +564,11 @@ def test_the_place_of_an_exception_tells_a_request_from_a_start(
 @pytest.mark.parametrize(
     ("said", "tells", "alone"),
     [
-        ("[14:02:11] /project/cpp/json_schema_converter.cc:795: Check failed: (x) is false: no object", "no object", False),
+        (
+            "[14:02:11] /project/cpp/json_schema_converter.cc:795: Check failed: (x) is false: no object",
+            "no object",
+            False,
+        ),
         (
             "(APIServer pid=1) ERROR 09-02 10:11:12 [serving.py:830] openai_harmony.HarmonyError: a",
             "HarmonyError: a",
