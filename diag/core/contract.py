@@ -242,7 +242,7 @@ class _File(NamedTuple):
 
     def _table(self, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
         """Return a table, empty if missing; BadContract for a key that is none of `keys`, if there are any."""
-        above, _, key = name.rpartition(".")
+        above, key = name.split(".", 1) if "." in name else ("", name)  # a key may have dots of its own
         table = (self._table(above) if above else self.tables).get(key, {})
         if not isinstance(table, dict):
             raise BadContract(f"{self.path}{self._line(above, key)}: [{name}] must be a table")

@@ -145,9 +145,9 @@ class Judge:
             )
             told = {each.rule for report in reports for each in report.findings if RULES[each.rule].of_text}
             findings = tuple(each for each in findings if each.rule not in told)
-            kept = [each for each in findings if each.rule not in {*self.ignored, *written.ignored(at)}]
             notes += mistakes if at == 0 else []
-            reports.append(self._report(target, findings, kept, chosen, source, parser, notes))
+            ignored = {*self.ignored, *written.ignored(at)}
+            reports.append(self._report(target, findings, ignored, chosen, source, parser, notes))
         return tuple(reports)
 
     def _commands(self, text: str, version: str) -> tuple[Command, ...]:
@@ -233,7 +233,7 @@ class Judge:
         self,
         target: LintTarget,
         findings: Sequence[LintFinding],
-        kept: Sequence[LintFinding],
+        ignored: Collection[str],
         chosen: str,
         source: str,
         parser: _ParserAnswer,
@@ -241,7 +241,9 @@ class Judge:
     ) -> LintReport:
         command = target.command
         asked = parser.is_of(chosen)
-        left = sum(finding.severity == "error" and not (finding.edits and finding in kept) for finding in findings)
+        kept = [finding for finding in findings if finding.rule not in ignored]
+        errors = [finding for finding in findings if finding.severity == "error"]
+        left = sum(not finding.edits or finding.rule in ignored for finding in errors)
         not_checked = (*_unread(command, chosen, source), *parser.problem, *notes)
         return LintReport(
             version=chosen,
@@ -256,7 +258,7 @@ class Judge:
             corrected=in_its_words(_correct(command, kept, parser.python if asked and not left else ""), target.text),
             command=in_its_words(masked(command).written(), target.text),
             parser_error=hidden(parser.error) if asked else None,
-            ignored=tuple(finding.rule for finding in findings if finding not in kept),
+            ignored=tuple(finding.rule for finding in findings if finding.rule in ignored),
             errors_left=left,
             place=redaction.name(command.place),
             line=command.line,

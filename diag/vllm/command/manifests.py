@@ -142,13 +142,14 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
 
 def _joined(parts: Sequence[Any]) -> list[Any]:
     """Join each InferenceService to the ServingRuntime that it names, and to its Model of LLMKube: one server each."""
-    able = {(part.get("kind"), inner(part, "metadata").get("name")): part for part in parts if isinstance(part, dict)}
+    objects = [part for part in parts if isinstance(part, dict)]
+    able = {(str(part.get("kind")), str(inner(part, "metadata").get("name"))): part for part in objects}
     joined, used = list[Any](), list[Any]()
     for part in parts:
         spec = inner(part, "spec") if isinstance(part, dict) and part.get("kind") == "InferenceService" else {}
         model = inner(spec, "predictor", "model")
         kinds = ("ServingRuntime", "ClusterServingRuntime")
-        named = [(kind, model.get("runtime")) for kind in kinds if model.get("runtime")]
+        named = [(kind, str(model.get("runtime"))) for kind in kinds if model.get("runtime")]
         runtime = next((able[key] for key in named if key in able), {})
         if containers := items(inner(runtime, "spec"), "containers"):
             first, *others = containers
@@ -157,8 +158,8 @@ def _joined(parts: Sequence[Any]) -> list[Any]:
             spec = {**runtime["spec"], "containers": [{**first, **lists}, *others]}
             joined.append({**runtime, "metadata": inner(part, "metadata"), "spec": spec})
             used.append(runtime)
-        elif spec.get("modelRef") and ("Model", spec["modelRef"]) in able:
-            source = inner(able["Model", spec["modelRef"]], "spec").get("source")
+        elif spec.get("modelRef") and (named_model := ("Model", str(spec["modelRef"]))) in able:
+            source = inner(able[named_model], "spec").get("source")
             joined.append({**part, "spec": {**spec, "modelRef": source}})
         else:
             joined.append(part)
