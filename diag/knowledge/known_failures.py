@@ -24,7 +24,7 @@ from diag.vllm.metric_names import variables
 
 FILES = read(PACKAGE / "knowledge" / "failure_files.toml", dict[str, str])
 """The files of the table with their headings, in the order in which their patterns are tried (failure_files.toml)."""
-PLACES, RAISED, SHAPES, OTHERS = "places", "raised", "shapes", "others"
+PLACES, RAISED, SHAPES, OTHERS, THREADS = "places", "raised", "shapes", "others", "threads"
 OF_HOSTS = (OTHERS, "environment", "devices", "ranks", "memory", "launch")
 """Files with kinds that other programs than vLLM print: the host's, the container's, the cluster's, libraries."""
 Basis = Literal["named by the error", "by its place", "guess"]
@@ -32,7 +32,7 @@ Basis = Literal["named by the error", "by its place", "guess"]
 it is the usual one of such an error."""
 MOST_SEEN, BEFORE_SEEN = 120, 60
 """Characters of a line that decided, and of those before what was found in it."""
-_HEAD = re.compile(r"(?:.{0,160}?\[[\w./]{1,80}:\d{1,6}\] |.{0,80}? kernel: |(?:\(\w[^()]{0,60} pid=\d+\) ?)+)")
+_HEAD = re.compile(r"(?:.{0,160}?\[?[\w./]{1,80}\.py:\d{1,6}\] |.{0,80}? kernel: |(?:\(\w[^()]{0,60} pid=\d+\) ?)+)")
 """What log collectors and vLLM write before the text of a line."""
 FAR_BEHIND, OLD = 3, 12
 """Minor releases, about two months and most of a year of them, in which vLLM mends hundreds of defects."""
@@ -75,7 +75,7 @@ TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the l
 _SAYS_NOTHING = re.compile(
     r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly"
     r"|See (?:root|stack)"
-    r"|EngineCore (?:failed to start|encountered a fatal|hit an exc)"
+    r"|output_handler failed|EngineCore (?:failed to start|encountered a fatal|hit an exc)"
     r"|Ninja build failed|Error building extension|ninja: build stopped|CalledProcessError|EngineDeadError"
     r"|\d validation errors? for \w+$|unhandled (?:system|cuda) error|NCCL_ERROR_|(?:nccl|ncclUnhandled)\w*Error$"
 )
@@ -97,6 +97,8 @@ _COMPLAINS = re.compile(
 )
 """An exception behind any head, or a line of vLLM's that is no information."""
 MOST_COMPLAINTS = 40
+_LINE = "@"
+"""Among the values of a kind, a part of the line that decided, which no text can name."""
 _CALL_FAILED = re.compile(
     r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)|NCCL_ERROR_"
     r"|unspecified launch failure|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after"
@@ -175,24 +177,14 @@ class FailureKind(NamedTuple):
         if self.nearby and near is None:
             return None
         values = {name: value or "?" for name, value in match.groupdict().items()}
+        values[_LINE] = match[0][:MOST_SEEN].split("\n")[0] if match.start() > MOST_SEEN else ""
         if near is not None:
             at = near.start(1) if near.re.groups and near[1] is not None else near.start()
             first = context.nearby.rfind("\n", 0, at) + 1
             whole = context.nearby[first:].partition("\n")[0]
-            around = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else self._seen(hidden(whole))
-            values |= {"": around, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
+            shown = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else around(hidden(whole), self.nearby)
+            values |= {"": shown, _LINE: bare(whole) if _SAYS_NOTHING.search(text) else "", **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
         return values if all(_holds(comparison, values) for comparison in self.figures) else None
-
-    def _seen(self, line: str) -> str:
-        """Return what a line that decided has around the place that did; its secrets are hidden before it is cut."""
-        head, place = _HEAD.match(line), re.search(self.nearby, line)
-        at = place.start() if place else len(line)
-        first = head.end() if head and head.end() <= at else 0
-        start = max(first, at - BEFORE_SEEN if place else 0)
-        if start > first:  # not within a word
-            start += next((gap.end() for gap in re.finditer(r"[\s/]", line[start:at])), 0)
-            return printable(f"… {line[start:].strip()}", MOST_SEEN)
-        return printable(line[start:].strip(), MOST_SEEN)
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """Yield the mistakes of the texts, each with its key: a group or a function that does not exist."""
@@ -235,11 +227,25 @@ class KnownFailure(NamedTuple):
     """True if the log around the error decided between several causes of it."""
     seen: str = ""
     """The line around the error that decided, without secrets."""
+    line: str = ""
+    """A part of the line that names the cause, as it is in the log, if the quoted line does not show it; else ""."""
 
 
 _FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
 _AMOUNT = re.compile(r"(?P<number>\d{1,12}(?:\.\d{1,12})?) ?(?P<unit>[KMGT]?i?)(?:B|bytes)?$")
 _UNITS = {"": 1.0, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def around(line: str, pattern: str | re.Pattern[str], most: int = MOST_SEEN) -> str:
+    """Return what a line that decided has around the place that did; its secrets are hidden before it is cut."""
+    head, place = _HEAD.match(line), re.search(pattern, line)
+    at = place.start() if place else len(line)
+    first = head.end() if head and head.end() <= at else 0
+    start = max(first, at - BEFORE_SEEN if place else 0)
+    if start > first:  # not within a word
+        start += next((gap.end() for gap in re.finditer(r"[\s/]", line[start:at])), 0)
+        return printable(f"… {line[start:].strip()}", most)
+    return printable(line[start:].strip(), most)
 
 
 def _holds(comparison: str, values: Mapping[str, str]) -> bool:
@@ -288,11 +294,11 @@ def known_failure(
     spare: KnownFailure | None = None
     for number, kinds in enumerate(tiers):
         says_little = bool(beside) or bool(_CALL_FAILED.search(texts[0]))
-        if number == (1 if says_little else 2) and (told := told_by_others(context, version, (OTHERS,))):
+        if number == (1 if says_little else 2) and (told := told_by_others(context, version, (OTHERS, THREADS)[: 1 + says_little], texts[0])):
             return told
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
             texts, frames = _with_source(texts, raised, context, version), frames or f"{raised.module}:"
-        for text, failure in itertools.product([*texts, *(beside if number == 1 else ())], kinds):
+        for text, failure in itertools.product([*texts, *(beside if number <= 1 else ())], kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
                 kernel = kernel_of(frames, text) if failure.by_owner else None
@@ -312,10 +318,15 @@ def known_failure(
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
                 is_decided = failure.has_context and not failure.computed_first
-                said = text[head.end() :] if (head := _HEAD.match(text)) else text
-                seen = values.get("", "") or (printable(hidden(said), MOST_SEEN) if text in beside else "")
-                return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
+                seen = values.get("", "") or (printable(hidden(bare(text)), MOST_SEEN) if text in beside else "")
+                told = KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
+                return told._replace(line=bare(text) if text in beside else values[_LINE])
     return spare
+
+
+def bare(text: str) -> str:
+    """Return a line without what collectors and vLLM write before its text."""
+    return text[head.end() :] if (head := _HEAD.match(text)) else text
 
 
 def _said(text: str) -> str:
@@ -324,7 +335,9 @@ def _said(text: str) -> str:
     return f'The error says: "{printable(hidden(said))}". ' if len(said.split()) >= FEWEST_WORDS else ""
 
 
-def told_by_others(context: LogContext, version: str, files: Collection[str] = OF_HOSTS) -> KnownFailure | None:
+def told_by_others(
+    context: LogContext, version: str, files: Collection[str] = OF_HOSTS, text: str = ""
+) -> KnownFailure | None:
     """Return the failure that another program's line around the end of a log tells: the last one that names a cause.
 
     Else one that lets a cause be guessed, and if kinds of all files of hosts may tell it, any error of a known program.
@@ -336,9 +349,11 @@ def told_by_others(context: LogContext, version: str, files: Collection[str] = O
         for line, kind in itertools.product(lines[::-1], kinds):
             values = kind.values(line, "", context) if sure == ("generic" if kind.generic else kind.basis) else None
             if values is not None and (do := _filled(kind.advice, values, context, version)):
-                seen = printable(hidden(line.strip()), MOST_SEEN)
-                means = _filled(kind.means, values)
-                return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen)
+                line = line.strip()
+                at, means = kind.pattern.search(line) if _SAYS_NOTHING.search(text) else None, _filled(kind.means, values)
+                kept = at[0][:MOST_SEEN] if at else ""
+                seen = around(hidden(line), kind.pattern)
+                return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen, line=kept)
     return None
 
 
@@ -350,7 +365,7 @@ def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = Fal
     last: KnownFailure | None = None
     for line in filter(None, map(_COMPLAINS.match, context.nearby.splitlines()[: -MOST_COMPLAINTS - 1 : -1])):
         text = (line["said"] or line["text"]).strip()
-        text = text[head.end() :] if (head := _HEAD.match(text)) else text
+        text = bare(text)
         told, seen = known_failure([text], version, ""), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
             return told._replace(seen=seen)
