@@ -242,10 +242,11 @@ def _decisive(quoted: Sequence[Quote], line: str, context: LogContext) -> tuple[
 
     A line that is quoted without its number is looked up.
     """
-    is_numbered = not quoted or quoted[0].line is not None
-    line = line or ("" if is_numbered else quoted[0].text[:MOST_SEEN])
+    line = line or (quoted[0].text[:MOST_SEEN] if quoted and quoted[0].line is None else "")
     for text, number in zip(reversed(context.nearby.split("\n")), reversed(context.numbers), strict=False):
         if quoted and line and line in text:
+            if number == quoted[0].line and line in quoted[0].text:
+                break
             shown = around(hidden(text.strip()), re.escape(hidden(line)), MOST_QUOTED)
             return (quoted[0]._replace(text=shown, line=number or None, process="", cause=""), *quoted[1:])
     return ()

@@ -132,7 +132,8 @@ class FailureKind(NamedTuple):
             first = context.nearby.rfind("\n", 0, at) + 1
             whole = context.nearby[first:].partition("\n")[0]
             shown = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else around(hidden(whole), self.nearby)
-            values |= {"": shown, _LINE: bare(whole) if WORDS.says_nothing.search(text) else values[_LINE]}
+            names_it = WORDS.says_nothing.search(text) and not WORDS.is_logged.search(whole)
+            values |= {"": shown, _LINE: bare(whole) if names_it else values[_LINE]}
             values |= {name: hidden(value or "?") for name, value in near.groupdict().items()}
         return values if all(_holds(comparison, values) for comparison in self.figures) else None
 

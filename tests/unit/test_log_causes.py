@@ -179,7 +179,9 @@ V0_FAILED = "Jan 28 10:40:07 localhost bash[3]: RuntimeError: Engine process fai
         ([*STARTS, GPU_FRAME, *(ENGINE.format("core.py:1", text) for text in (NINJA, "[1/3] /usr/bin/nvcc -c x.cu", NVCC))], "Sure named by the error (line 6)", "Log subprocess"),
         ([HSA, DIED_QUIETLY], "aborting with error : HSA_STATUS_ERROR_EXCEPTION", "Log Worker proc"),
         ([HSA, DIED_QUIETLY, "(EngineCore pid=1) ERROR 07-30 04:19:04 [dump_input.py:72] Dumping input data with config: attention_backend=ROCM_AITER_MLA"], "TRITON_MLA", "dmesg -T | grep -i amdgpu: reset"),
-        # one that names its cause stays
+        # one that names its cause stays, also far behind in its own line, and beside an information
+        ([f"RuntimeError: Unexpected error from cudaGetDeviceCount(). {'Did you run some cuda functions? ' * 3}Error 803: system has unsupported display driver / cuda driver combination"], "Log RuntimeError: Unexpected error", "Log …"),
+        (["(Worker_TP0 pid=160) INFO 05-20 20:54:32 [multiproc_executor.py:775] Parent process exited, terminating worker queues", *DIED], "Log AsyncLLM output_handler failed", "Log Parent"),
         ([HSA, *STARTS, GPU_FRAME, NO_BLOCKS], "Log ValueError: No available memory", "HSA_STATUS"),
         # an announced text without a traceback of its own has its number too
         ([f"{V0}size_k must divisible by BLOCK_SIZE_K", *TORN], "Sure named by the error (line 1)", "error Note"),
