@@ -121,14 +121,15 @@ LogState = Literal["failed", "dead", "shut down", "stopped", "starting", "servin
 class LogContext(NamedTuple):
     """Evidence of a log alone beside the line that ended its server.
 
-    `nearby` are the lines around it, with those of the kernel and of libraries in the minutes before; `platform` is
-    vLLM's name of the device ("cuda", "rocm", "xpu", ...), `phase` the phase of the start in which it failed, READY for
-    a server at work; "" for unknown.
+    `nearby` are the lines around it, with those of the kernel and of libraries in the minutes before, and `numbers`
+    the line number of each, 0 for unknown; `platform` is vLLM's name of the device ("cuda", "rocm", "xpu", ...),
+    `phase` the phase of the start in which it failed, READY for a server at work; "" for unknown.
     """
 
     nearby: str = ""
     platform: str = ""
     phase: str = ""
+    numbers: tuple[int, ...] = ()
 
 
 class LogEnding(NamedTuple):

@@ -8,7 +8,7 @@ from diag.core.contract import SLOS, Contract
 from diag.core.formatting import listed, plural, quantity
 from diag.core.incident import RANK, Incident
 from diag.core.incident import judged as by_judgement
-from diag.core.log_events import ANSWERS, READY, LogEnding
+from diag.core.log_events import ANSWERS, READY, LogContext, LogEnding
 from diag.core.metric_prefix import OWN
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
@@ -23,7 +23,15 @@ from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, ver
 from diag.diagnosis.telemetry_checks import claims, log_alone, strays
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.formulas import expanded
-from diag.knowledge.known_failures import NOTHING, OTHERS, known_failure, told_by_others, told_by_vllm
+from diag.knowledge.known_failures import (
+    MOST_SEEN,
+    NOTHING,
+    OTHERS,
+    around,
+    known_failure,
+    told_by_others,
+    told_by_vllm,
+)
 from diag.knowledge.platforms import incident_on_rocm, look_alike_on_rocm
 from diag.knowledge.signals import failed_share, refused_share, successful_scrapes
 from diag.vllm.command.free_text import hidden
@@ -42,6 +50,8 @@ SHARE = failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the las
 REFUSED_SHARE = refused_share.at_least(1.0, by_judgement("all of the last answers"))
 READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
 """Commands that look for what a known line already tells."""
+MOST_QUOTED = 300
+"""Characters of a line that is quoted for what it names."""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 
@@ -214,6 +224,7 @@ def _with_fixes(
         and not any(proposal.changes or proposal.computed for proposal in proposals)
     ):
         proposals = (by_search(quoted[0], server.version), *proposals)
+    decisive = _decisive(quoted, failure.line if failure else "", ending.context if ending else NOTHING)
     if ending:  # what a log does not tell is no advice
         proposals = tuple(proposal for proposal in proposals if not proposal.needs)
     return Finding(
@@ -221,9 +232,24 @@ def _with_fixes(
         proposals=proposals,
         relaunch=relaunch(server.launch, proposals),
         uncomputed=tuple(proposal for proposal in fixes if not proposal.is_computed),
-        quotes=quoted,
-        failure=failure,
+        quotes=decisive or quoted,
+        failure=failure._replace(seen="") if failure and decisive else failure,
     )
+
+
+def _decisive(quoted: Sequence[Quote], line: str, context: LogContext) -> tuple[Quote, ...]:
+    """Return the quotes with the line that names the cause in place of one that does not show it, () without one.
+
+    A line that is quoted without its number is looked up.
+    """
+    line = line or (quoted[0].text[:MOST_SEEN] if quoted and quoted[0].line is None else "")
+    for text, number in zip(reversed(context.nearby.split("\n")), reversed(context.numbers), strict=False):
+        if quoted and line and line in text:
+            if number == quoted[0].line and line in quoted[0].text:
+                break
+            shown = around(hidden(text.strip()), re.escape(hidden(line)), MOST_QUOTED)
+            return (quoted[0]._replace(text=shown, line=number or None, process="", cause=""), *quoted[1:])
+    return ()
 
 
 # -- why finding no incident does not mean health ---------------------------------------------------------------------
@@ -362,6 +388,9 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             if failure and (ending.failed or ending.state == "lost"):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()
+    if ending.failed and all(line.event != ANSWERS for line in ending.lines):
+        failed = f"{plural(ending.failed, 'request')} of the last {ending.answered}"
+        yield REASONS["log_shows"]["no_stack"].format(failed=failed)
     if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
         yield from (f"another program's line before the end: {told.means}", told.do)
 

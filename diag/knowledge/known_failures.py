@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, did_you_mean, read
@@ -24,7 +25,9 @@ from diag.vllm.metric_names import variables
 
 FILES = read(PACKAGE / "knowledge" / "failure_files.toml", dict[str, str])
 """The files of the table with their headings, in the order in which their patterns are tried (failure_files.toml)."""
-PLACES, RAISED, SHAPES, OTHERS = "places", "raised", "shapes", "others"
+WORDS = SimpleNamespace(**read(PACKAGE / "knowledge" / "failure_words.toml", dict[str, re.Pattern[str]]))
+"""Regular expressions of the texts of failures and of advice; the file describes each."""
+PLACES, RAISED, SHAPES, OTHERS, THREADS = "places", "raised", "shapes", "others", "threads"
 OF_HOSTS = (OTHERS, "environment", "devices", "ranks", "memory", "launch")
 """Files with kinds that other programs than vLLM print: the host's, the container's, the cluster's, libraries."""
 Basis = Literal["named by the error", "by its place", "guess"]
@@ -32,77 +35,25 @@ Basis = Literal["named by the error", "by its place", "guess"]
 it is the usual one of such an error."""
 MOST_SEEN, BEFORE_SEEN = 120, 60
 """Characters of a line that decided, and of those before what was found in it."""
-_HEAD = re.compile(r"(?:.{0,160}?\[[\w./]{1,80}:\d{1,6}\] |.{0,80}? kernel: |(?:\(\w[^()]{0,60} pid=\d+\) ?)+)")
-"""What log collectors and vLLM write before the text of a line."""
 FAR_BEHIND, OLD = 3, 12
 """Minor releases, about two months and most of a year of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
 """Share of a GPU's memory that stays free beside a server, for the CUDA contexts of others."""
-_SETTING = re.compile(
-    r"--(?P<no>no-)?(?P<flag>[a-z][a-z\d-]+)(?![\w.=-])(?: (?P<value>[\w.]*\w))?"
-    r"|(?P<variable>\b[A-Z]+_[A-Z\d_]+=[\w.:-]*\w)"
-)
-"""An option with the word behind it, or a variable of the environment, in an advice."""
-_LESS = re.compile(r"(?i)\b(?:halve|lower|smaller|fewer) ")
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of --max-lora-rank."""
 MOST_DIVISOR = 128
 """GPUs that one model is split over, at most."""
-_ALTERNATIVES = re.compile(r"(, or |; )")
-_OPTIONS = re.compile(r"\[(?P<names>--[\w.-]+(?:, --[\w.-]+)*)\]")
-"""Options of which those count that the server was given; all of them if the log does not list its arguments."""
-_GIVEN = re.compile(r"non-default args: \{(?P<args>.*)\}")
-_FLAG = re.compile(r"(?<![\w-])(?P<name>--[a-z][a-z0-9-]+)(?P<other>[^();,]{0,40}\((?:since|before|\d))?")
-"""An option in an advice; in brackets may stand since when vLLM has it."""
-_VARIABLE = re.compile(
-    r"(?P<of>[Bb]efore(?: it| \d[\d.]*)?,?(?: with| unset)? )?"
-    r"\b(?P<name>VLLM_[A-Z\d_]+)(?:=[\w./:-]*\w)?(?P<other> \((?:since|before|to|from|V1|\d)| before \d)?"
-)
-"""A variable of vLLM's; in front of it or in brackets may stand which releases have it."""
-_REMOVES = re.compile(r"(?i)without|remove|drop|leave|unset|take|instead|in place of")
-_OF_CONTAINER = re.compile(r"docker|container")
-_UPGRADE = re.compile(r"\b([Uu]pgrade vLLM)\b")
-_WORD = re.compile(r"[a-z]+(?:'s)?(?=[ ,:])")
-"""A word that a sentence may begin with in a capital; the name of a module or an option keeps its letters."""
-_LATE = re.compile(r"CUDA error|cudaError|CUDA_ERROR|HIP error|hipError|Triton Error")
-"""Errors of a kernel that a later call may raise."""
 AVOID = "Start with {way}, which avoids it; if the error stays, "
 AVOID_LATE = (
     f"{AVOID}start once with CUDA_LAUNCH_BLOCKING=1 (AMD: AMD_SERIALIZE_KERNEL=3), which shows the call that fails."
 )
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
-_SAYS_NOTHING = re.compile(
-    r"(?:WorkerProc|[Ee]ngine core|[Ww]orker) initialization failed|Executor failed|died unexpectedly"
-    r"|See (?:root|stack)"
-    r"|EngineCore (?:failed to start|encountered a fatal|hit an exc)"
-    r"|Ninja build failed|Error building extension|ninja: build stopped|CalledProcessError|EngineDeadError"
-    r"|\d validation errors? for \w+$|unhandled (?:system|cuda) error|NCCL_ERROR_|(?:nccl|ncclUnhandled)\w*Error$"
-)
-_SENTENCE = re.compile(
-    r"(?:(?:Value error|Assertion failed), |^(?:[\w.]{1,120}: )?)(?P<said>(?!\d+ validation error|\w+ \()[^\s(][^\n]*?)"
-    r"(?=\s*\[type=|[.;:,]?\s*(?:\n|$)|[.;] [A-Z])"
-)
 FEWEST_WORDS = 4
 """Of a sentence in an error, to be told as its cause."""
-_IS_LOGGED = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b|HTTP/1\.1| +File \"|(?:Error|Exception): *$")
-"""An error that only says that another process failed, and lines that are no reason of it."""
-_IS_OF_VLLM = re.compile(
-    r"\b(?:DEBUG|INFO|WARNING) \d\d-\d\d \d\d:|HTTP/1\.1| +File \"|ngine core initialization failed"
-)
-"""Lines in which no other program complains."""
-_COMPLAINS = re.compile(
-    r"(?!.{0,200}\b(?:INFO|DEBUG) ).{0,300}?(?P<said>\b(?:\w{1,60}\.){0,6}\w{1,60}(?:Error|Exception): .*)"
-    r"|.{0,300}?\b(?:(?P<warning>WARNING)|ERROR)(?: \d\d-\d\d \d\d:[\d:.,]{2,12} |:[\w.]{3,120}:)(?P<text>.*)"
-)
-"""An exception behind any head, or a line of vLLM's that is no information."""
 MOST_COMPLAINTS = 40
-_CALL_FAILED = re.compile(
-    r"NIXL_ERR_|(?:NCCL|HCCL function|OPS function|RCCL)\b.{0,20} error|nccl\w{3,20}(?:Error|Usage)|NCCL_ERROR_"
-    r"|unspecified launch failure|Failed to infer device type|ActorDiedError|Failed core proc|Timed out after"
-    r"|NVMLError|call hccl api"
-)
-"""An error of a call into a library, which itself says beside it why the call failed."""
+_LINE = "@"
+"""Among the values of a kind, a part of the line that decided, which no text can name."""
 NOTHING = LogContext()
 PLACE = re.compile(r"\{(?:(?P<function>\w+)\()?(?P<names>\w+(?:, ?\w+)*)\)?\}")
 
@@ -175,24 +126,16 @@ class FailureKind(NamedTuple):
         if self.nearby and near is None:
             return None
         values = {name: value or "?" for name, value in match.groupdict().items()}
+        values[_LINE] = match[0][:MOST_SEEN].split("\n")[0] if match.start() > MOST_SEEN else ""
         if near is not None:
             at = near.start(1) if near.re.groups and near[1] is not None else near.start()
             first = context.nearby.rfind("\n", 0, at) + 1
             whole = context.nearby[first:].partition("\n")[0]
-            around = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else self._seen(hidden(whole))
-            values |= {"": around, **{name: hidden(value or "?") for name, value in near.groupdict().items()}}
+            shown = "" if text[:BEFORE_SEEN] and text[:BEFORE_SEEN] in whole else around(hidden(whole), self.nearby)
+            names_it = WORDS.says_nothing.search(text) and not WORDS.is_logged.search(whole)
+            values |= {"": shown, _LINE: bare(whole) if names_it else values[_LINE]}
+            values |= {name: hidden(value or "?") for name, value in near.groupdict().items()}
         return values if all(_holds(comparison, values) for comparison in self.figures) else None
-
-    def _seen(self, line: str) -> str:
-        """Return what a line that decided has around the place that did; its secrets are hidden before it is cut."""
-        head, place = _HEAD.match(line), re.search(self.nearby, line)
-        at = place.start() if place else len(line)
-        first = head.end() if head and head.end() <= at else 0
-        start = max(first, at - BEFORE_SEEN if place else 0)
-        if start > first:  # not within a word
-            start += next((gap.end() for gap in re.finditer(r"[\s/]", line[start:at])), 0)
-            return printable(f"… {line[start:].strip()}", MOST_SEEN)
-        return printable(line[start:].strip(), MOST_SEEN)
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """Yield the mistakes of the texts, each with its key: a group or a function that does not exist."""
@@ -235,11 +178,25 @@ class KnownFailure(NamedTuple):
     """True if the log around the error decided between several causes of it."""
     seen: str = ""
     """The line around the error that decided, without secrets."""
+    line: str = ""
+    """A part of the line that names the cause, as it is in the log, if the quoted line does not show it; else ""."""
 
 
 _FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
 _AMOUNT = re.compile(r"(?P<number>\d{1,12}(?:\.\d{1,12})?) ?(?P<unit>[KMGT]?i?)(?:B|bytes)?$")
 _UNITS = {"": 1.0, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def around(line: str, pattern: str | re.Pattern[str], most: int = MOST_SEEN) -> str:
+    """Return what a line that decided has around the place that did; its secrets are hidden before it is cut."""
+    head, place = WORDS.head.match(line), re.search(pattern, line)
+    at = place.start() if place else len(line)
+    first = head.end() if head and head.end() <= at else 0
+    start = max(first, at - BEFORE_SEEN if place else 0)
+    if start > first:  # not within a word
+        start += next((gap.end() for gap in re.finditer(r"[\s/]", line[start:at])), 0)
+        return printable(f"… {line[start:].strip()}", most)
+    return printable(line[start:].strip(), most)
 
 
 def _holds(comparison: str, values: Mapping[str, str]) -> bool:
@@ -278,21 +235,23 @@ def known_failure(
     if not texts:  # reading the table takes a tenth of a second
         return None
     beside = []
-    if _SAYS_NOTHING.search(texts[0]):  # what another program or a library printed beside it may say more
+    if WORDS.says_nothing.search(texts[0]):  # what another program or a library printed beside it may say more
         lines = context.nearby.splitlines()[::-1]
-        beside = [line for line in lines if not (_IS_LOGGED.search(line) or _SAYS_NOTHING.search(line))]
+        beside = [line for line in lines if not (WORDS.is_logged.search(line) or WORDS.says_nothing.search(line))]
     tiers: list[list[FailureKind]] = [[], [], [], [], []]
     tier_of = {SHAPES: 2, RAISED: 3, PLACES: 4}
     for failure in table():
         tiers[0 if failure.has_context else tier_of.get(failure.file, 3 if failure.generic else 1)].append(failure)
     spare: KnownFailure | None = None
     for number, kinds in enumerate(tiers):
-        says_little = bool(beside) or bool(_CALL_FAILED.search(texts[0]))
-        if number == (1 if says_little else 2) and (told := told_by_others(context, version, (OTHERS,))):
+        says_little = bool(beside) or bool(WORDS.call_failed.search(texts[0]))
+        if number == (1 if says_little else 2) and (
+            told := told_by_others(context, version, (OTHERS, THREADS)[: 1 + says_little], texts[0])
+        ):
             return told
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
             texts, frames = _with_source(texts, raised, context, version), frames or f"{raised.module}:"
-        for text, failure in itertools.product([*texts, *(beside if number == 1 else ())], kinds):
+        for text, failure in itertools.product([*texts, *(beside if number <= 1 else ())], kinds):
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
                 kernel = kernel_of(frames, text) if failure.by_owner else None
@@ -303,7 +262,7 @@ def known_failure(
                 if failure.file in tier_of:
                     means = f"{_said(text)}{means}"
                 way = "" if is_tried(way, context.nearby) else way
-                late = AVOID_LATE if _LATE.search(text) else AVOID_CALL
+                late = AVOID_LATE if WORDS.late.search(text) else AVOID_CALL
                 advice = late.format(way=way) if way else _filled(failure.advice, values, context, version)
                 if not advice:  # its own log refutes it: the next kind
                     spare = spare or KnownFailure(failure.id, means, TRIED, failure.source)
@@ -312,33 +271,41 @@ def known_failure(
                 if failure.file == PLACES and not failure.has_context:
                     advice = _with_upgrade(advice, version, basis)
                 is_decided = failure.has_context and not failure.computed_first
-                said = text[head.end() :] if (head := _HEAD.match(text)) else text
-                seen = values.get("", "") or (printable(hidden(said), MOST_SEEN) if text in beside else "")
-                return KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
+                seen = values.get("", "") or (printable(hidden(bare(text)), MOST_SEEN) if text in beside else "")
+                told = KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
+                return told._replace(line=bare(text) if text in beside else values[_LINE])
     return spare
+
+
+def bare(text: str) -> str:
+    """Return a line without what collectors and vLLM write before its text."""
+    return text[head.end() :] if (head := WORDS.head.match(text)) else text
 
 
 def _said(text: str) -> str:
     """Return what an error of no kind says itself, as a sentence; "" if that is code or a few words."""
-    said = sentence["said"] if (sentence := _SENTENCE.search(text)) else ""
+    said = sentence["said"] if (sentence := WORDS.sentence.search(text)) else ""
     return f'The error says: "{printable(hidden(said))}". ' if len(said.split()) >= FEWEST_WORDS else ""
 
 
-def told_by_others(context: LogContext, version: str, files: Collection[str] = OF_HOSTS) -> KnownFailure | None:
+def told_by_others(
+    context: LogContext, version: str, files: Collection[str] = OF_HOSTS, text: str = ""
+) -> KnownFailure | None:
     """Return the failure that another program's line around the end of a log tells: the last one that names a cause.
 
     Else one that lets a cause be guessed, and if kinds of all files of hosts may tell it, any error of a known program.
     """
-    lines = [line for line in context.nearby.splitlines() if not _IS_OF_VLLM.search(line)]
+    lines = [line for line in context.nearby.splitlines() if not WORDS.is_of_vllm.search(line)]
     shown = "\n".join(lines)
     kinds = [kind for kind in table() if kind.file in files and not kind.has_context and kind.pattern.search(shown)]
     for sure in ("named by the error", "guess", *(("generic",) if files is OF_HOSTS else ())):
         for line, kind in itertools.product(lines[::-1], kinds):
             values = kind.values(line, "", context) if sure == ("generic" if kind.generic else kind.basis) else None
             if values is not None and (do := _filled(kind.advice, values, context, version)):
-                seen = printable(hidden(line.strip()), MOST_SEEN)
-                means = _filled(kind.means, values)
-                return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen)
+                at, means = kind.pattern.search(line), _filled(kind.means, values)
+                kept = at[0][:MOST_SEEN] if at and WORDS.says_nothing.search(text) else ""
+                seen = around(hidden(line.strip()), kind.pattern)
+                return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen, line=kept)
     return None
 
 
@@ -348,13 +315,13 @@ def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = Fal
     If such lines stand alone, the last error tells at least what it says.
     """
     last: KnownFailure | None = None
-    for line in filter(None, map(_COMPLAINS.match, context.nearby.splitlines()[: -MOST_COMPLAINTS - 1 : -1])):
+    for line in filter(None, map(WORDS.complains.match, context.nearby.splitlines()[: -MOST_COMPLAINTS - 1 : -1])):
         text = (line["said"] or line["text"]).strip()
-        text = text[head.end() :] if (head := _HEAD.match(text)) else text
+        text = bare(text)
         told, seen = known_failure([text], version, ""), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
             return told._replace(seen=seen)
-        if is_alone and not (last or line["warning"] or _SAYS_NOTHING.search(text)) and _said(text):
+        if is_alone and not (last or line["warning"] or WORDS.says_nothing.search(text)) and _said(text):
             last = (told or KnownFailure("", _said(text), "", ""))._replace(seen=seen)
     return last
 
@@ -365,7 +332,7 @@ def _with_source(texts: Sequence[str], raised: RaisedError, context: LogContext,
     The last release that raises it is told to older servers only: a newer one has the message from elsewhere.
     """
     last = raised.last if release(version) <= release(raised.last) else ""
-    arguments = _GIVEN.search(context.nearby)
+    arguments = WORDS.given.search(context.nearby)
     fields = {name: name[2:].replace("-", "_") for name in raised.options}
     options = [name for name in fields if arguments and f"'{fields[name]}':" in arguments["args"]]
     named = r"(?<!\w)(?:{}|{})(?!\w)"
@@ -384,8 +351,8 @@ def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
     if not at or last < (at[0], at[1] + FAR_BEHIND):
         return advice
     numbers = f"(this server runs {printable(version)}, {newest} is newer)"
-    if _UPGRADE.search(advice):
-        return _UPGRADE.sub(rf"\1 {numbers}", advice, count=1)
+    if WORDS.upgrade.search(advice):
+        return re.sub(WORDS.upgrade, rf"\1 {numbers}", advice, count=1)
     if basis == "guess" and last >= (at[0], at[1] + OLD):
         return f"Upgrade vLLM {numbers}; until then {advice[:1].lower()}{advice[1:]}"
     return f"{advice.removesuffix('.')}; if the error stays, upgrade vLLM {numbers}."
@@ -402,7 +369,7 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
         arguments = [values[name.strip()] for name in place["names"].split(",")]
         return FUNCTIONS[place["function"]](*arguments) if place["function"] else printable(arguments[0])
 
-    arguments = _GIVEN.search(context.nearby) if "[--" in text else None
+    arguments = WORDS.given.search(context.nearby) if "[--" in text else None
 
     def options(place: re.Match[str]) -> str:
         names = place["names"].split(", ")
@@ -415,11 +382,11 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
     def filled(fill_options: Callable[[re.Match[str]], str]) -> str:
-        first, *others = _ALTERNATIVES.split(text)
+        first, *others = WORDS.alternatives.split(text)
         result = ""
         for separator, clause in zip(("", *others[::2]), (first, *others[1::2]), strict=True):
             with suppress(ValueError, ArithmeticError):
-                said = PLACE.sub(value, _OPTIONS.sub(fill_options, clause))
+                said = PLACE.sub(value, WORDS.options.sub(fill_options, clause))
                 is_open = _has_options(version, said) and not is_refuted(said, context.nearby)
                 result += (separator if result else "") + said if is_open else ""
         return result
@@ -430,20 +397,20 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
     tools = words().tools.get(platform_of("", context), {}) if context.nearby else {}
     for tool, theirs in tools.items():
         result = result.replace(tool, theirs)
-    result = f"{result[:1].upper()}{result[1:]}" if _WORD.match(result) else result
+    result = f"{result[:1].upper()}{result[1:]}" if WORDS.word.match(result) else result
     return result if result.endswith(".") else f"{result}."
 
 
 def _has_options(version: str, clause: str) -> bool:
     """Return True if a release, "" if unknown, has the options that a clause offers; a container's are not vLLM's."""
-    flags = _FLAG.finditer(clause) if release(version) and not _OF_CONTAINER.search(clause) else ()
+    flags = WORDS.flag.finditer(clause) if release(version) and not WORDS.of_container.search(clause) else ()
     return all(
         (name := "--" + flag["name"][2:].removeprefix("no-")) not in known()
         or bool(flag["other"])
         or known()[name].in_release(version)
-        or bool(_REMOVES.search(clause))
+        or bool(WORDS.removes.search(clause))
         for flag in flags
-    ) and all(map(partial(_reads, release(version)), _VARIABLE.finditer(clause) if release(version) else ()))
+    ) and all(map(partial(_reads, release(version)), WORDS.variable.finditer(clause) if release(version) else ()))
 
 
 def _reads(at: tuple[int, ...], variable: re.Match[str]) -> bool:
@@ -461,7 +428,7 @@ def is_refuted(clause: str, near: str) -> bool:
 
 def is_tried(clause: str, near: str) -> bool:
     """Return True if the log shows everything that a clause would set as set, or as too small to be less."""
-    if not (settings := list(_SETTING.finditer(clause))) or _REMOVES.search(clause):
+    if not (settings := list(WORDS.setting.finditer(clause))) or WORDS.removes.search(clause):
         return False
 
     def is_set(setting: re.Match[str]) -> bool:
@@ -471,7 +438,7 @@ def is_tried(clause: str, near: str) -> bool:
         values = re.findall(rf"(?:'{name}': |\b{name}=)'?(?!{name}\b)([\w.]+)", near)
         if not values or values[-1] in ("True", "False"):
             return bool(values) and values[-1] == str(not setting["no"])
-        is_least = values[-1] == "1" and _LESS.search(clause[: setting.start()])
+        is_least = values[-1] == "1" and WORDS.less.search(clause[: setting.start()])
         return bool(is_least) or values[-1] == setting["value"]
 
     return all(map(is_set, settings))

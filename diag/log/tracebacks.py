@@ -116,6 +116,7 @@ class _Traceback:
         if self.is_taken or not self.ends or self.error is None:
             return None
         self.is_taken, self.error.is_entry, self.error.announced = True, self.is_entry, self.announced
+        self.error.in_step = self.error.in_step or self.announced.startswith("Exception in thread")  # no request enters
         return self.error
 
     def read(self, line: ErrorLine) -> bool:

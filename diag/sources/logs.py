@@ -85,7 +85,9 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
         near = nearby(lines, log.current.states.reason_number, its_zone, text.written)
-        endings = {text.name: ending._replace(context=ending.context._replace(nearby=near), is_timed=is_timed)}
+        texts, numbers = "\n".join(line.text for line in near), tuple(line.number for line in near)
+        context = ending.context._replace(nearby=texts, numbers=numbers)
+        endings = {text.name: ending._replace(context=context, is_timed=is_timed)}
         observations.append(replace(observation(origin, [target], facts), endings=endings))
     aside = (*empty, *others)
     if aside and not observations:
@@ -214,7 +216,7 @@ class ProbeClock:
         return min(self._pending * self._seconds / self._probes, KEPT)
 
 
-def nearby(lines: Sequence[Line], number: int, zone: tzinfo | None, written: float) -> str:
+def nearby(lines: Sequence[Line], number: int, zone: tzinfo | None, written: float) -> list[Line]:
     """Return the lines around the one with a number, or the last ones, and those of other programs further off.
 
     What another program logged long before has not ended this server.
@@ -226,20 +228,20 @@ def nearby(lines: Sequence[Line], number: int, zone: tzinfo | None, written: flo
     def time(text: str) -> float | None:
         return next(filter(None, _times(LineParser(zone), text, written)), None)
 
-    def kept(distance: int, words: re.Pattern[str]) -> list[str]:
-        before = (line.text[:LONGEST_NEARBY] for line in lines[max(0, at - distance) : first])
-        return [text for text in before if words.search(text)][-MOST_FAR:]
+    def kept(distance: int, words: re.Pattern[str]) -> list[Line]:
+        before = lines[max(0, at - distance) : first]
+        return [line for line in before if words.search(line.text[:LONGEST_NEARBY])][-MOST_FAR:]
 
     ended = next(filter(None, (time(line.text) for line in reversed(lines[first : at + 1]))), None)
 
-    def is_of_this_end(text: str) -> bool:
-        if ended is None or not OF_OTHERS.search(text):
+    def is_of_this_end(line: Line) -> bool:
+        if ended is None or not OF_OTHERS.search(line.text[:LONGEST_NEARBY]):
             return True
-        logged = time(text)
+        logged = time(line.text[:LONGEST_NEARBY])
         return logged is None or abs(logged - ended) <= SAME_END
 
-    around = [line.text[:LONGEST_NEARBY] for line in lines[first:last]]
-    return "\n".join([*kept(OF_START, OF_CHOICES), *filter(is_of_this_end, [*kept(FAR, OF_OTHERS), *around])])
+    around = filter(is_of_this_end, [*kept(FAR, OF_OTHERS), *lines[first:last]])
+    return [line._replace(text=line.text[:LONGEST_NEARBY]) for line in (*kept(OF_START, OF_CHOICES), *around)]
 
 
 def _quiet(

@@ -156,3 +156,62 @@ def test_a_server_that_works_behind_the_failed_start_of_another_one_is_told(
     failed = [BEGUN.replace("07-31", "04-02"), *STARTS, GPU_FRAME, NO_BLOCKS]
     text = told(tmp_path, [*failed, *[SERVED.removeprefix(API)] * later])
     assert text.startswith("CRITICAL") and f"Ends {ends}" in text
+
+
+NINJA = (
+    "subprocess.CalledProcessError: Command '['ninja', '-v', '-C', '/root/.cache/flashinfer/86/cached_ops', '-f',"
+    " '/root/.cache/flashinfer/86/cached_ops/sampling/build.ninja']' returned non-zero exit status 1."
+)
+NVCC = "nvcc fatal   : Unknown option '-static-global-template-stub=false'"
+HSA = (
+    f":0:/{'longer_pathname_' * 6}/rocvirtual.cpp:3587: 1029384123 us: Callback: Queue 0x7f2 aborting with error :"
+    " HSA_STATUS_ERROR_EXCEPTION: An HSAIL operation resulted in a hardware exception. code: 0x1016"
+)
+DIED_QUIETLY = "(EngineCore pid=1) ERROR 07-30 04:19:03 [multiproc_executor.py:311] Worker proc VllmWorker-6 died unexpectedly, shutting down executor."
+EXITED = "Jan 28 10:40:08 localhost systemd[1]: vllm.service: Main process exited, code={}"
+V0_FAILED = "Jan 28 10:40:07 localhost bash[3]: RuntimeError: Engine process failed to start. See stack trace for the root cause."
+
+
+@each_row(
+    "lines, quoted, quotes_not",
+    [
+        # the compiler's own line below the wrapper, the library's above it, each with its number
+        ([*STARTS, GPU_FRAME, *(ENGINE.format("core.py:1", text) for text in (NINJA, "[1/3] /usr/bin/nvcc -c x.cu", NVCC))], "Sure named by the error (line 6)", "Log subprocess"),
+        ([HSA, DIED_QUIETLY], "aborting with error : HSA_STATUS_ERROR_EXCEPTION", "Log Worker proc"),
+        ([HSA, DIED_QUIETLY, "(EngineCore pid=1) ERROR 07-30 04:19:04 [dump_input.py:72] Dumping input data with config: attention_backend=ROCM_AITER_MLA"], "TRITON_MLA", "dmesg -T | grep -i amdgpu: reset"),
+        # one that names its cause stays, also far behind in its own line, and beside an information
+        ([f"RuntimeError: Unexpected error from cudaGetDeviceCount(). {'Did you run some cuda functions? ' * 3}Error 803: system has unsupported display driver / cuda driver combination"], "Log RuntimeError: Unexpected error", "Log …"),
+        (["(Worker_TP0 pid=160) INFO 05-20 20:54:32 [multiproc_executor.py:775] Parent process exited, terminating worker queues", *DIED], "Log AsyncLLM output_handler failed", "Log Parent"),
+        ([HSA, *STARTS, GPU_FRAME, NO_BLOCKS], "Log ValueError: No available memory", "HSA_STATUS"),
+        # an announced text without a traceback of its own has its number too
+        ([f"{V0}size_k must divisible by BLOCK_SIZE_K", *TORN], "Sure named by the error (line 1)", "error Note"),
+        # systemd's status 1 is the consequence; a signal is not
+        ([V0_FAILED, EXITED.format("exited, status=1/FAILURE")], "Log RuntimeError: Engine process failed to start.", "Log Jan"),
+        ([V0_FAILED, EXITED.format("killed, status=9/KILL")], "Log Jan 28 10:40:08 localhost systemd[1]", "Log Runtime"),
+    ],
+)  # fmt: skip
+def test_the_line_that_names_the_cause_is_quoted(
+    tmp_path: Path, lines: list[str], quoted: str, quotes_not: str
+) -> None:
+    text = told(tmp_path, lines)
+    assert quoted in text, text
+    assert quotes_not not in text, text
+
+
+@each_row("thread, verdict", [("process_input_sockets", "CRITICAL"), ("_report_usage_worker", "NO FAILURE FOUND")])
+def test_an_engine_whose_input_thread_ended_serves_nobody(tmp_path: Path, thread: str, verdict: str) -> None:
+    lines = (
+        f"Exception in thread Thread-3 ({thread}):",
+        RAISED,
+        FRAME.format("vllm/v1/engine/core.py", thread),
+        "ValueError: odd",
+    )
+    assert told(tmp_path, [SERVED, *(f"(EngineCore_DP0 pid=245) {line}" for line in lines)]).startswith(verdict)
+
+
+@each_row("answers, is_told", [(["500 Internal Server Error", "200 OK"], True), (["200 OK", "200 OK"], False)])
+def test_a_failed_answer_without_an_exception_says_how_to_see_it(
+    tmp_path: Path, answers: list[str], is_told: bool
+) -> None:
+    text = told(tmp_path, [REFUSED.replace("400 Bad Request", answer) for answer in answers])
+    assert ("--log-error-stack" in text) is is_told, text
