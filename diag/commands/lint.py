@@ -100,7 +100,17 @@ def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> 
         return False
     whole = Path(_FEEDS.sub("", one.file))
     starts = (other for other in judged if {whole / "templates", whole / "tasks"} & {*Path(other.file).parents})
-    return any(one.model.startswith("-") or one.model in other.command.split() for other in starts)
+    is_chart = one.writing == "a container of Helm values"  # its templates alone know what its keys are for
+    return any(
+        one.model in (other.model, *other.command.split())
+        or one.model.startswith("-")
+        or (is_chart and _images(one) & _images(other))
+        for other in starts
+    )
+
+
+def _images(report: LintReport) -> set[str]:
+    return {word for word in report.command.split() if re.match(r"[\w./-]*vllm[\w.-]*[:/@]", word)}
 
 
 _SUFFIXES = frozenset[str](NOTATIONS["suffixes"])

@@ -335,7 +335,8 @@ class _Reader(NamedTuple):
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
-        if vllm_image != node.get("image") and not program and not words:
+        is_values = name == "a container of Helm values" and not {"ports", "env"} & node.keys()
+        if (is_values or vllm_image != node.get("image")) and not program and not words:
             return  # the values of a chart
         if is_pod and is_whole and not program and not words and not {"ports", "resources"} & node.keys():
             return  # a patch of a pod

@@ -177,9 +177,10 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
-    if file.suffix in (".yaml", ".yml"):
-        return _read_yaml(file, text, folder, version)
-    return parse_all(text, version, folder, file.suffix)
+    is_yaml = file.suffix in (".yaml", ".yml")
+    started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
+    last = content.count(b"\n") + 1  # a loop of a template may have become more lines
+    return tuple(one if one.line <= last else one._replace(line=last) for one in started)
 
 
 def read_foreign(text: str, version: str = "") -> Command:
