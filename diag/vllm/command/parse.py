@@ -1,5 +1,6 @@
 """Parse a launch of vLLM: the words of a shell script, and each notation of `writings` as such words."""
 
+import json
 import re
 import shlex
 import textwrap
@@ -127,6 +128,7 @@ GUIDES = (".md", ".mdx", ".markdown", ".rst")
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
+_STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(NOTATIONS["patterns"]["parse_job_gpus"])
@@ -177,10 +179,30 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
+    for start, script in own_scripts(text, file).items():
+        text = text.replace(start, f'["bash", "-c", {json.dumps(script.read_text("utf-8", "replace"))}, "--"')
     is_yaml = file.suffix in (".yaml", ".yml")
-    started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
+    try:
+        started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
+    except NoLaunch:
+        if "vllm" in text and (start := _STARTS_SCRIPT.search(text)):
+            script = redaction.name(start[1]) or "a script"
+            raise NoLaunch(f"{file}: a container starts {script}, which is not beside the file: lint the script") from None
+        raise
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
     return tuple(one if one.line <= last else one._replace(line=last) for one in started)
+
+
+def own_scripts(text: str, file: Path) -> dict[str, Path]:
+    """Return the scripts beside a Dockerfile or a Compose file that its containers start, by what starts each."""
+    scripts: dict[str, Path] = {}
+    for start in _STARTS_SCRIPT.finditer(text) if "vllm" in text else ():
+        copied = re.search(rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|\./)([\w./-]+)(?:[ \t]+|:){re.escape(start[1])}\b", text, re.MULTILINE)
+        script = file.parent / (copied[1] if copied else Path(start[1]).name)
+        with suppress(BadUsage):
+            if b"vllm" in (_content(str(script)) or b""):
+                scripts[start[0]] = script
+    return scripts
 
 
 def read_foreign(text: str, version: str = "") -> Command:

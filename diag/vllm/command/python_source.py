@@ -107,6 +107,8 @@ class _Values:
 
     def __init__(self, values: dict[str, ast.expr], changed: set[str]) -> None:
         self._values, self._changed, self._left = values, changed, _MOST_NAMES
+        self._attributes: dict[int, ast.expr] = {}
+        self._options: dict[str, ast.expr] = {}
 
     def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
         if node is None:
@@ -166,6 +168,10 @@ class _Values:
                 return self._literal(self._values[name], depth + 1)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
                 return name
+            case ast.Attribute() if id(node) in self._attributes:
+                return self._literal(self._attributes[id(node)], depth + 1)
+            case ast.Attribute(value=ast.Name(id=holder), attr=name) if name in self._options and "arg" in holder:
+                return with_default(name.upper(), str(self._literal(self._options[name], depth + 1)))
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
                 return [self._literal(part, depth + 1) for part in parts]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -235,12 +241,31 @@ class _Source(_Values):
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
             for name, value in pairs:
-                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant)
+                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant | ast.Attribute)
                 if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
                     self._values[name.id] = value
+        self._read_attributes()
         self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
         self._foreign = _foreign_names(nodes)
+
+    def _read_attributes(self) -> None:
+        """Find the values of a class's attributes that are set once, and the defaults of a program's options."""
+        for scope in self._scopes:
+            places: dict[str, list[ast.expr]] = {}
+            parts = list(ast.walk(scope)) if isinstance(scope, ast.ClassDef) else []
+            for part in (part for part in parts if isinstance(part, ast.Assign | ast.AnnAssign) and part.value):
+                target = part.targets[0] if isinstance(part, ast.Assign) else part.target
+                is_own = _names(target)[0] in ("self", "cls") if isinstance(target, ast.Attribute) else part in scope.body
+                if is_own and isinstance(target, ast.Name | ast.Attribute):
+                    places.setdefault(_names(target)[1], []).append(part.value)
+            used = (part for part in parts if isinstance(part, ast.Attribute) and _names(part)[0] in ("self", "cls"))
+            self._attributes |= {id(part): places[part.attr][0] for part in used if len(places.get(part.attr, ())) == 1}
+        for call in self._calls:
+            name = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
+            given = {part.arg: part.value for part in call.keywords}
+            if _last(call.func) == "add_argument" and isinstance(name, str) and name[:2] == "--" and "default" in given:
+                self._options[name[2:].replace("-", "_")] = given["default"]
 
     def _read_environment(self, nodes: list[ast.AST]) -> dict[str, str]:
         """Return the variables that the source sets: of os.environ, of a copy of it, and of Modal's image."""
