@@ -24,6 +24,7 @@ _PLAIN_FILTER = re.compile(r"image|required|quote|squote|int|string|toString|tri
 _APART = re.compile("|".join(NOTATIONS["chart_apart"]), re.IGNORECASE)
 _LISTS = re.compile(r"model|engine|server|instance|replica|deployment", re.IGNORECASE)
 _MODEL = re.compile(NOTATIONS["patterns"]["charts_model"])
+_PROBE = re.compile(NOTATIONS["patterns"]["charts_probe"])
 _WITHIN_MODEL = frozenset[str](NOTATIONS["chart_model"])
 _ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
 _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")
@@ -183,7 +184,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.models, self.flags, self.words = list[str](), dict[str, Any](), list[str]()
-        self.image, self.environment, self.resources = "", None, dict[str, Any]()
+        self.image, self.environment, self.pod = "", None, dict[str, Any]()  # resources and probes
         self.about = self.has_key = self.is_open = False
         self.left = _MOST
 
@@ -228,8 +229,9 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         is_conditional = "lora" in key.lower() and "--enable-lora" not in [*map(flag, found.flags), *flags]
         if is_conditional or (tag and release(known()[flag(key)].first) > release(tag[1])):
             del found.flags[key]
-    pod = read_pod({}, {"resources": found.resources}, (), is_whole=False)
-    is_public = inner(values, "service").get("type") in ("LoadBalancer", "NodePort") and not found.has_key
+    pod = read_pod({}, found.pod, (), is_whole=False)
+    service = inner(values, "service").get("type") or values.get("serviceType")
+    is_public = service in ("LoadBalancer", "NodePort") and not found.has_key
     line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
     pod = pod._replace(shared_memory=None, is_public=is_public)
     yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))
@@ -244,8 +246,9 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         if found.left < 0 or is_unset or child in (None, "", [], {}):
             continue
         found.has_key = found.has_key or "apikey" in re.sub(r"[-_]", "", name.lower())
-        if name == "resources" and isinstance(child, dict):
-            found.resources = found.resources or child
+        if (name == "resources" or _PROBE.fullmatch(name)) and isinstance(child, dict):
+            if child.get("enabled") is not False:
+                found.pod.setdefault(name, child)
         elif name in ("env", "extraEnv", "environment"):
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:

@@ -322,7 +322,7 @@ HIDDEN = "REDACTED"
 """Replaces a secret in a quoted line of a log, and in recordings of older releases."""
 PLACEHOLDER = re.compile(NOTATIONS["patterns"]["shell_placeholder"])
 _OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
-_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
+_DEFAULT = re.compile(r"\$\{\w+:?-([\"']?)([^{}$]*?)\1\}")
 _SCHEDULERS = re.compile(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")
 _NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
@@ -360,13 +360,13 @@ def _value(text: str) -> str:
 
 def default(text: str) -> str:
     """Replace ${NAME:-x} by x, the value of an unset variable."""
-    return _DEFAULT.sub(r"\1", text)
+    return _DEFAULT.sub(r"\2", text)
 
 
 def is_default(value: object) -> bool:
     """Return True for a text with a variable that has a default, which is not empty; schedulers set their own."""
     named = _DEFAULT.finditer(value) if isinstance(value, str) and ":-" in value else ()
-    return any(match[1] and not _SCHEDULERS.match(match[0]) for match in named)
+    return any(match[2] and not _SCHEDULERS.match(match[0]) for match in named)
 
 
 def with_default(name: str, value: str) -> str:
