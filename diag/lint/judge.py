@@ -309,7 +309,7 @@ def _of_branches(target: LintTarget) -> tuple[LintFinding, ...]:
         name = (finding.rule, finding.message)
         if all(name in others for others in names):
             merged.setdefault(name, finding)
-        else:
+        elif finding.rule != "no_model":  # another branch names it, or a loop adds it
             milder: Severity = "warning" if finding.severity == "error" else finding.severity
             message = f"In a branch of the script: {finding.message}"
             merged.setdefault(name, replace(finding, severity=milder, message=message, edits=()))

@@ -203,6 +203,11 @@ def engines(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     yield from _engine(values, version)
 
 
+def is_published(values: Mapping[str, Any]) -> bool:
+    """Return True if the values of a chart give its server a Service for others than the cluster."""
+    return (inner(values, "service").get("type") or values.get("serviceType")) in ("LoadBalancer", "NodePort")
+
+
 def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     found = _Found()
     _walk(values, "", found, 0)
@@ -230,8 +235,7 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         if is_conditional or (tag and release(known()[flag(key)].first) > release(tag[1])):
             del found.flags[key]
     pod = read_pod({}, found.pod, (), is_whole=False)
-    service = inner(values, "service").get("type") or values.get("serviceType")
-    is_public = service in ("LoadBalancer", "NodePort") and not found.has_key
+    is_public = is_published(values) and not found.has_key
     line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
     pod = pod._replace(shared_memory=None, is_public=is_public)
     yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))

@@ -366,7 +366,9 @@ class _Reader(NamedTuple):
                 around = read_service(node, environment)
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
-            around = around and around._replace(build="" if is_named or "build" in node else vllm_image)
+            is_public = bool(around and around.is_public) or (charts.is_published(node) and "key" not in str(words).lower())
+            build = "" if is_named or "build" in node else vllm_image
+            around = around and around._replace(build=build, is_public=is_public)
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
