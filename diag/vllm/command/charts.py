@@ -152,14 +152,16 @@ def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
     if isinstance(value, dict) and "image" in filters and value.get("repository"):
         registry, tag = value.get("registry"), value.get("tag") or inner(values, "Chart").get("AppVersion")
         value = f"{f'{registry}/' if registry else ''}{value['repository']}{f':{tag}' if tag else ''}"
+    is_empty = isinstance(value, dict) and not any(value.values()) and hole["path"].endswith("resources")
+    is_left = is_empty or (value == "" and "required" in filters)  # a user gives them
     lead = hole.string[: hole.start()].rpartition("\n")[2]
-    if value and isinstance(value, list | dict) and not lead.strip():
+    if value and not is_left and isinstance(value, list | dict) and not lead.strip():
         deep = re.search(r"n?indent\s+(\d+)", hole["filters"])
         indent = " " * (int(deep[1]) if deep else len(lead))
         pairs = value.items() if isinstance(value, dict) else ((None, item) for item in value)
         block = [f"{indent}{'-' if key is None else f'{json.dumps(str(key))}:'} {json.dumps(item)}" for key, item in pairs]
         return "\n".join(block)[len(lead) :] if block[0].startswith(lead) else hole[0]
-    if value in (None, {}) or (value == "" and "required" in filters) or (isinstance(value, list | dict) and lead.lstrip().startswith("- ")):
+    if value is None or is_left or (isinstance(value, list | dict) and lead.lstrip().startswith("- ")):
         return hole[0]
     if isinstance(value, str) and "quote" not in filters:
         return value

@@ -23,6 +23,7 @@ _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
 _ADDING = re.compile(NOTATIONS["patterns"]["manifests_adding"])
+_SCALAR = re.compile(NOTATIONS["patterns"]["manifests_scalar"])
 _CHAT_TEMPLATE = re.compile(NOTATIONS["patterns"]["manifests_chat_template"])
 _RECIPE = re.compile(NOTATIONS["patterns"]["manifests_recipe"])
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
@@ -759,7 +760,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
 
 def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     """Mark launches of a template: its values may add keys to the container."""
-    if not _ADDING.search(_CHAT_TEMPLATE.sub("", text)):
+    if not _ADDING.search(_SCALAR.sub("", _CHAT_TEMPLATE.sub("", text))):
         return tuple(launches)
     boxes = (
         (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))
