@@ -202,7 +202,7 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
 def _is_unused(name: str, flag: str, target: LintTarget) -> bool:
     """Return True for a variable of a container of vLLM's own, or one called as a flag, that no word uses."""
     command, used = target.command, re.compile(rf"\$[({{]?{name}\b")
-    words = (*command.words, *(word for outer, _ in command.around for word in outer))
+    words = (*command.exported, *command.words, *(word for outer, _ in command.around for word in outer))
     is_given = any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in words)
     is_vllms = "/vllm-openai" in command.image and not target.build
     is_flag = flag in known() and len(re.findall(rf"\b{name}\b", target.text)) == 1

@@ -28,7 +28,7 @@ _PROBE = re.compile(NOTATIONS["patterns"]["charts_probe"])
 _WITHIN_MODEL = frozenset[str](NOTATIONS["chart_model"])
 _ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
 _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")
-_MOST, _MOST_LOOPS, _MOST_ITEMS, _MOST_BYTES = 2000, 40, 20, 2**19
+_MOST, _MOST_LOOPS, _MOST_ITEMS, _MOST_BYTES = 2000, 40, 20, 2**18
 _DEEPEST = 6
 
 
@@ -77,7 +77,7 @@ def _unrolled(text: str, values: Mapping[str, Any]) -> str:
     at = 0
     for _ in range(_MOST_LOOPS):
         loop = _LOOP.search(text, at)
-        if not loop or len(text) > _MOST_BYTES:
+        if not loop:
             break
         items, at, depth = _looked_up(loop["path"], values), loop.end(), 1
         tags = ((depth := depth + (-1 if tag["ends"] else 1), tag) for tag in _TAG.finditer(text, at))
@@ -90,6 +90,8 @@ def _unrolled(text: str, values: Mapping[str, Any]) -> str:
         named = re.compile(rf"(?<![\w.$\"'/)]){name}")
         paths = [loop["path"]] if loop["with"] else [f"{loop['path']}.{place}" for place in range(len(items))]
         dot = "" if item else "."
+        if len(text) + len(body) * len(paths) > _MOST_BYTES:
+            continue
         whole = "".join(
             _EXPRESSION.sub(lambda hole, path=path: named.sub(f"{path}{dot}", hole[0]), body) for path in paths[:_MOST_ITEMS]
         )

@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -138,6 +138,7 @@ _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ",
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
+_LONGEST_SCRIPT = 2**16
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
@@ -196,12 +197,13 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
 def own_scripts(text: str, file: Path) -> dict[str, Path]:
     """Return the scripts beside a Dockerfile or a Compose file that its containers start, by what starts each."""
     scripts: dict[str, Path] = {}
-    for start in _STARTS_SCRIPT.finditer(text) if "vllm" in text else ():
-        copied = re.search(rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|\./)([\w./-]+)(?:[ \t]+|:){re.escape(start[1])}\b", text, re.MULTILINE)
+    for start in islice(_STARTS_SCRIPT.finditer(text) if "vllm" in text else (), _MOST_BRANCHES):
+        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
+        copied = re.search(place, text, re.MULTILINE)
         script = file.parent / (copied[1] if copied else Path(start[1]).name)
         with suppress(BadUsage):
-            if b"vllm" in (_content(str(script)) or b""):
-                scripts[start[0]] = script
+            content = _content(str(script)) or b""
+            scripts |= {start[0]: script} if b"vllm" in content and len(content) < _LONGEST_SCRIPT else {}
     return scripts
 
 
