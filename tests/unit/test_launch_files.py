@@ -1651,7 +1651,7 @@ def test_a_role_has_its_defaults(tmp_path: Path) -> None:
     assert judged(tmp_path)[0]["findings"] == []
 
 
-POD = "kind: Deployment\nspec: {template: {spec: {containers: [{name: vllm, image: 'vllm/vllm-openai:v0.25.1', args: %s}]}}}\n"
+POD = "kind: Deployment\nspec: {template: {spec: {containers: [{name: vllm, image: 'vllm/vllm-openai:v0.25.1', args: %s}]}}}\n"  # noqa: E501
 MANY = """{{- if .Values.vllm.enabled }}
 {{- range $x := .Values.backends }}
 ---
@@ -1681,29 +1681,29 @@ spec:
 {{- end }}
 """
 RENDERED = POD % '{{- include "common.tplvalues.render" (dict "value" .Values.args "context" $) }}'
-SCRIPT = '#!/bin/sh\n: "${LENGTH:=4096}"\nM=${MODEL:-"Qwen/Qwen3-8B"}\nexec vllm serve "$M" --max-model-len "$LENGTH" --swap-space 4 "$@"\n'
-UNIT = "[Service]\nExecStart=/opt/v/bin/vllm serve {{ model }} \\\n{% if tools %}\n  --seed 1 \\\n{% endif %}\n  --attention-backend {{ backend }}\n"
+SCRIPT = '#!/bin/sh\n: "${LENGTH:=4096}"\nM=${MODEL:-"Qwen/Qwen3-8B"}\nexec vllm serve "$M" --max-model-len "$LENGTH" --swap-space 4 "$@"\n'  # noqa: E501
+UNIT = "[Service]\nExecStart=/opt/v/bin/vllm serve {{ model }} \\\n{% if tools %}\n  --seed 1 \\\n{% endif %}\n  --attention-backend {{ backend }}\n"  # noqa: E501
 CELLS = [
-    {"cell_type": "code", "source": '%%writefile d.yaml\n' + POD % "[n, --swap-space, '4']"},
+    {"cell_type": "code", "source": "%%writefile d.yaml\n" + POD % "[n, --swap-space, '4']"},
     {"cell_type": "markdown", "source": "```bash\n!docker run --gpus all vllm/vllm-openai:v0.25.1 m\n```"},
 ]
-CLASS = "from vllm import LLM\nclass A:\n    def __init__(self):\n        self.name = 'org/a'\n    def load(self):\n        LLM(self.name)\n"
+CLASS = "from vllm import LLM\nclass A:\n    def __init__(self):\n        self.name = 'org/a'\n    def load(self):\n        LLM(self.name)\n"  # noqa: E501
 READ = {
     # what the files hold, what each server is read as, and what is found at error or warning level
     "a loop over mappings, conditions within others, the image of a helper": (
         {
             "Chart.yaml": "name: c\nappVersion: v0.25.1\n",
-            "values.yaml": "image: {registry: docker.io, repository: vllm/vllm-openai, tag: ''}\nvllm: {enabled: false}\n"
+            "values.yaml": "image: {registry: docker.io, repository: vllm/vllm-openai, tag: ''}\nvllm: {enabled: false}\n"  # noqa: E501
             "backends: [{model: org/a, device: auto, eager: true, more: [--seed, '1']}, {model: org/b, device: x}]\n",
             "templates/d.yaml": MANY,
         },
-        ["docker.io/vllm/vllm-openai:v0.25.1 org/a --enforce-eager --seed 1", "vllm/vllm-openai:v0.25.1 org/b --no-such-flag"],
+        ["docker.io/vllm/vllm-openai:v0.25.1 org/a --enforce-eager --seed 1", "vllm/vllm-openai:v0.25.1 org/b --no-such-flag"],  # noqa: E501
         [set(), {"unknown_flag"}],
     ),
     "values that no template uses are no arguments": (
         {
             "Chart.yaml": "name: c\n",
-            "values.yaml": "image: {repository: vllm/vllm-openai, tag: v0.25.1}\nargs: [--model, org/a, --shm-size=1]\nmore: [org/b]\n",
+            "values.yaml": "image: {repository: vllm/vllm-openai, tag: v0.25.1}\nargs: [--model, org/a, --shm-size=1]\nmore: [org/b]\n",  # noqa: E501
             "templates/d.yaml": RENDERED.replace("v0.25.1", "{{ .Values.image.tag }}").replace(".args", ".more"),
         },
         ["vllm/vllm-openai:v0.25.1 org/b"],
@@ -1716,13 +1716,13 @@ READ = {
     ),
     "a script beside a Compose file": (
         {
-            "c.yaml": compose(service('["--seed", "1"]', 'entrypoint: ["/bin/bash", "/go.sh"]', "volumes: [./run.sh:/go.sh]")),
+            "c.yaml": compose(service('["--seed", "1"]', 'entrypoint: ["/bin/bash", "/go.sh"]', "volumes: [./run.sh:/go.sh]")),  # noqa: E501
             "run.sh": SCRIPT,
         },
         ["--swap-space 4 --seed 1"],
         [{"removed_flag"}],
     ),
-    "an entry point that is inherited": ({"Dockerfile": "FROM vllm/vllm-openai\nUSER v\n"}, ["$ARGS"], [{"image_not_pinned"}]),
+    "an entry point that is inherited": ({"Dockerfile": "FROM vllm/vllm-openai\nUSER v\n"}, ["$ARGS"], [{"image_not_pinned"}]),  # noqa: E501
     "defaults of a role, on continued lines": (
         {"templates/v.service.j2": UNIT, "defaults/main.yml": "model: org/m\ntools: true\nbackend: flashinference\n"},
         ["serve org/m --seed 1 --attention-backend flashinference"],
@@ -1730,7 +1730,7 @@ READ = {
     ),
     "locals beside a Terraform file": (
         {
-            "main.tf": 'resource "kubernetes_deployment" "v" {\n  spec { template { spec { container {\n    name = "v"\n'
+            "main.tf": 'resource "kubernetes_deployment" "v" {\n  spec { template { spec { container {\n    name = "v"\n'  # noqa: E501
             '    image = "vllm/vllm-openai:v${local.release}"\n    args = local.words\n  } } } }\n}\n',
             "locals.tf": 'locals {\n  release = "0.16.0"\n  words = ["--model", "m", "--swap-space", "4"]\n}\n',
         },
@@ -1757,17 +1757,17 @@ READ = {
         [set(), {"removed_flag"}],
     ),
     "attributes of a class, defaults of options": (
-        {"a.py": CLASS + 'p.add_argument("--len", default=64)\nlast = args.len\nsubprocess.run(["vllm", "serve", "m", "--seed", str(args.len)])\n'},
+        {"a.py": CLASS + 'p.add_argument("--len", default=64)\nlast = args.len\nsubprocess.run(["vllm", "serve", "m", "--seed", str(args.len)])\n'},  # noqa: E501
         ["vllm serve org/a", "--seed ${LEN:-64}"],
         [set(), set()],
     ),
     "a variable called as a flag": (
-        {"r.sh": "export VLLM_GPU_MEMORY_UTILIZATION=0.5 VLLM_MAX_MODEL_LEN=9 VLLM_MY_OWN=1\nvllm serve m --max-model-len $VLLM_MAX_MODEL_LEN\n"},
+        {"r.sh": "export VLLM_GPU_MEMORY_UTILIZATION=0.5 VLLM_MAX_MODEL_LEN=9 VLLM_MY_OWN=1\nvllm serve m --max-model-len $VLLM_MAX_MODEL_LEN\n"},  # noqa: E501
         ["vllm serve m"],
         [{"variable_not_read"}],
     ),
     "a template of the chat is none of the manifest": (
-        {"d.yaml": POD % "[org/m]" + "---\nkind: ConfigMap\ndata:\n  chat.jinja: |\n    {%- if tools %}\n    {{ bos }}\n    {%- endif %}\n  more: x\n"},
+        {"d.yaml": POD % "[org/m]" + "---\nkind: ConfigMap\ndata:\n  chat.jinja: |\n    {%- if tools %}\n    {{ bos }}\n    {%- endif %}\n  more: x\n"},  # noqa: E501
         ["vllm/vllm-openai:v0.25.1 org/m"],
         [{"weights_are_downloaded_again"}],
     ),

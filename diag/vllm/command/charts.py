@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,12 +89,12 @@ def _unrolled(text: str, values: Mapping[str, Any]) -> str:
         body, name = text[at : end.start()], rf"{re.escape(item)}(?![\w$])" if item else r"\."
         named = re.compile(rf"(?<![\w.$\"'/)]){name}")
         paths = [loop["path"]] if loop["with"] else [f"{loop['path']}.{place}" for place in range(len(items))]
-        dot = "" if item else "."
         if len(text) + len(body) * len(paths) > _MOST_BYTES:
             continue
-        whole = "".join(
-            _EXPRESSION.sub(lambda hole, path=path: named.sub(f"{path}{dot}", hole[0]), body) for path in paths[:_MOST_ITEMS]
-        )
+        whole = ""
+        for path in paths[:_MOST_ITEMS]:
+            instead = path if item else f"{path}."
+            whole += _EXPRESSION.sub(lambda hole: named.sub(instead, hole[0]), body)  # noqa: B023  # called at once
         lost = body.count("\n") - whole.count("\n")
         text, at = text[: loop.start()] + whole + "\n" * max(0, lost) + text[end.end() :], loop.start()
     return text
@@ -161,7 +161,9 @@ def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
         deep = re.search(r"n?indent\s+(\d+)", hole["filters"])
         indent = " " * (int(deep[1]) if deep else len(lead))
         pairs = value.items() if isinstance(value, dict) else ((None, item) for item in value)
-        block = [f"{indent}{'-' if key is None else f'{json.dumps(str(key))}:'} {json.dumps(item)}" for key, item in pairs]
+        block = [
+            f"{indent}{'-' if key is None else f'{json.dumps(str(key))}:'} {json.dumps(item)}" for key, item in pairs
+        ]
         return "\n".join(block)[len(lead) :] if block[0].startswith(lead) else hole[0]
     if value is None or is_left or (isinstance(value, list | dict) and lead.lstrip().startswith("- ")):
         return hole[0]
@@ -207,9 +209,10 @@ def engines(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     yield from _engine(values, version)
 
 
-def is_published(values: Mapping[str, Any]) -> bool:
-    """Return True if the values of a chart give its server a Service for others than the cluster."""
-    return (inner(values, "service").get("type") or values.get("serviceType")) in ("LoadBalancer", "NodePort")
+def is_published(values: Mapping[str, Any], words: Sequence[str] = ()) -> bool:
+    """Return True if the values of a chart give its server a Service for others than the cluster, and no key."""
+    kind = inner(values, "service").get("type") or values.get("serviceType")
+    return kind in ("LoadBalancer", "NodePort") and "key" not in str(words).lower()
 
 
 def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:

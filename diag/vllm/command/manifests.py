@@ -336,11 +336,10 @@ class _Reader(NamedTuple):
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
-        is_values = name == "a container of Helm values" and not {"ports", "env"} & node.keys()
-        if (is_values or vllm_image != node.get("image")) and not program and not words:
-            return  # the values of a chart
-        if is_pod and is_whole and not program and not words and not {"ports", "resources"} & node.keys():
-            return  # a patch of a pod
+        is_chart = name == "a container of Helm values" and not {"ports", "env"} & node.keys()
+        is_patch = is_pod and is_whole and not {"ports", "resources"} & node.keys()  # of a pod
+        if not (program or words) and (is_chart or is_patch or vllm_image != node.get("image")):
+            return
         is_patch = is_pod and bool(program or words)  # the image is set by another file
         if not vllm_image and not is_patch and "build" not in node:
             return
@@ -367,9 +366,9 @@ class _Reader(NamedTuple):
                 around = read_service(node, environment)
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
-            is_public = bool(around and around.is_public) or (charts.is_published(node) and "key" not in str(words).lower())
             build = "" if is_named or "build" in node else vllm_image
-            around = around and around._replace(build=build, is_public=is_public)
+            is_public = charts.is_published(node, words)
+            around = around and around._replace(build=build, is_public=around.is_public or is_public)
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe

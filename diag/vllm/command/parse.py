@@ -186,10 +186,11 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     try:
         started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
     except NoLaunch:
-        if "vllm" in text and (start := _STARTS_SCRIPT.search(text)):
-            script = redaction.name(start[1]) or "a script"
-            raise NoLaunch(f"{file}: a container starts {script}, which is not beside the file: lint the script") from None
-        raise
+        program = _STARTS_SCRIPT.search(text) if "vllm" in text else None
+        if not program:
+            raise
+        name = redaction.name(program[1]) or "a script"
+        raise NoLaunch(f"{file}: a container starts {name}, which is not beside the file: lint the script") from None
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
     return tuple(one if one.line <= last else one._replace(line=last) for one in started)
 

@@ -91,6 +91,34 @@ def is_parsed(cell: str) -> bool:
     return False
 
 
+def _attributes(scopes: Iterable[ast.AST]) -> dict[int, ast.expr]:
+    """Return the value of each use of a class's attribute that is set once."""
+    found: dict[int, ast.expr] = {}
+    for scope in scopes:
+        places: dict[str, list[ast.expr]] = {}
+        parts = list(ast.walk(scope)) if isinstance(scope, ast.ClassDef) else []
+        for part in parts:
+            if isinstance(part, ast.Assign | ast.AnnAssign) and part.value:
+                target = part.targets[0] if isinstance(part, ast.Assign) else part.target
+                root, last = _names(target)
+                if root in ("self", "cls") or (root == last and part in getattr(scope, "body", ())):
+                    places.setdefault(last, []).append(part.value)
+        used = (part for part in parts if isinstance(part, ast.Attribute) and _names(part)[0] in ("self", "cls"))
+        found |= {id(part): places[part.attr][0] for part in used if len(places.get(part.attr, ())) == 1}
+    return found
+
+
+def _defaults(calls: Iterable[ast.Call]) -> dict[str, ast.expr]:
+    """Return the defaults of a program's options."""
+    found: dict[str, ast.expr] = {}
+    for call in calls:
+        name = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
+        default = next((part.value for part in call.keywords if part.arg == "default"), None)
+        if _last(call.func) == "add_argument" and isinstance(name, str) and name[:2] == "--" and default:
+            found[name[2:].replace("-", "_")] = default
+    return found
+
+
 def _foreign_names(nodes: list[ast.AST]) -> set[str]:
     """Return the names that are imported from elsewhere than vLLM, or are classes of the source itself."""
     return {
@@ -244,28 +272,10 @@ class _Source(_Values):
                 is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant | ast.Attribute)
                 if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
                     self._values[name.id] = value
-        self._read_attributes()
+        self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
         self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
         self._foreign = _foreign_names(nodes)
-
-    def _read_attributes(self) -> None:
-        """Find the values of a class's attributes that are set once, and the defaults of a program's options."""
-        for scope in self._scopes:
-            places: dict[str, list[ast.expr]] = {}
-            parts = list(ast.walk(scope)) if isinstance(scope, ast.ClassDef) else []
-            for part in (part for part in parts if isinstance(part, ast.Assign | ast.AnnAssign) and part.value):
-                target = part.targets[0] if isinstance(part, ast.Assign) else part.target
-                is_own = _names(target)[0] in ("self", "cls") if isinstance(target, ast.Attribute) else part in scope.body
-                if is_own and isinstance(target, ast.Name | ast.Attribute):
-                    places.setdefault(_names(target)[1], []).append(part.value)
-            used = (part for part in parts if isinstance(part, ast.Attribute) and _names(part)[0] in ("self", "cls"))
-            self._attributes |= {id(part): places[part.attr][0] for part in used if len(places.get(part.attr, ())) == 1}
-        for call in self._calls:
-            name = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
-            given = {part.arg: part.value for part in call.keywords}
-            if _last(call.func) == "add_argument" and isinstance(name, str) and name[:2] == "--" and "default" in given:
-                self._options[name[2:].replace("-", "_")] = given["default"]
 
     def _read_environment(self, nodes: list[ast.AST]) -> dict[str, str]:
         """Return the variables that the source sets: of os.environ, of a copy of it, and of Modal's image."""
