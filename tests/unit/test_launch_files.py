@@ -1766,6 +1766,29 @@ READ = {
         ["vllm serve m"],
         [{"variable_not_read"}],
     ),
+    "servers one after the other": (
+        {"r.sh": "vllm serve a --port 1 &\nsleep 9\nkill $!\nvllm serve b --port 1 &\nwait\n"},
+        ["vllm serve a", "vllm serve b"],
+        [set(), set()],
+    ),
+    "servers at the same time": (
+        {"r.sh": "vllm serve a --port 1 &\nsleep 9\nvllm serve b --port 1 &\nkill 1\n"},
+        ["vllm serve a", "vllm serve b"],
+        [set(), {"port_taken_twice"}],
+    ),
+    "blocks of a guide are alternatives": (
+        {"g.md": "```bash\nvllm serve a --port 1 &\n```\n```bash\nvllm serve b --port 1 &\n```\n"},
+        ["vllm serve a", "vllm serve b"],
+        [set(), set()],
+    ),
+    "a command for a shell, chips of Google": (
+        {
+            "s.json": '{"server": {"command": "nohup vllm serve a --enforce-eager > v.log 2>&1 &"}}',
+            "t.yaml": "type: service\ncommands: [vllm serve b -tp 4]\nresources: {gpu: v5litepod-4}\n",
+        },
+        ["vllm serve a --enforce-eager", "vllm serve b -tp 4"],
+        [set(), set()],
+    ),
     "a template of the chat is none of the manifest": (
         {"d.yaml": POD % "[org/m]" + "---\nkind: ConfigMap\ndata:\n  chat.jinja: |\n    {%- if tools %}\n    {{ bos }}\n    {%- endif %}\n  more: x\n"},  # noqa: E501
         ["vllm/vllm-openai:v0.25.1 org/m"],

@@ -23,6 +23,7 @@ _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
 _ADDING = re.compile(NOTATIONS["patterns"]["manifests_adding"])
+_REDIRECTED = re.compile(NOTATIONS["patterns"]["manifests_redirected"])
 _SCALAR = re.compile(NOTATIONS["patterns"]["manifests_scalar"])
 _CHAT_TEMPLATE = re.compile(NOTATIONS["patterns"]["manifests_chat_template"])
 _RECIPE = re.compile(NOTATIONS["patterns"]["manifests_recipe"])
@@ -323,7 +324,9 @@ class _Reader(NamedTuple):
             is_pod, is_whole = True, False
         is_open = not is_pod and name != _SERVICE and node.keys().isdisjoint(("image", "repository", "container"))
         if is_open and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))])):
-            node, is_pod, is_whole = {**node, "image": self.image}, True, False  # of a chart
+            line = node.get("command")
+            line = _REDIRECTED.split(line)[0] if isinstance(line, str) else line  # for a shell
+            node, is_pod, is_whole = {**node, "image": self.image, "command": line}, True, False  # of a chart
         if isinstance(settings := node.get("args"), dict):  # {--max-model-len: 8192}
             flags = {str(key).lstrip("-"): value for key, value in settings.items()}
             node, is_pod, is_whole = {**node, "args": command_line(flags, self.version)}, True, False

@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -128,6 +128,7 @@ GUIDES = (".md", ".mdx", ".markdown", ".rst")
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
+_ENDS = re.compile(NOTATIONS["patterns"]["parse_ends"])
 _STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
@@ -362,7 +363,10 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
             elif _RUNTIME.search(block):
                 runtime, taken = text_of_block, slice(len(commands), len(commands) + len(started))
             pairs = zip(started, lines, strict=True)
-            commands += [each._replace(line=line, beside=beside or pinned) for each, line in pairs]
+            way = (0, start)  # servers of two blocks are alternatives
+            commands += [
+                each._replace(line=line, beside=beside or pinned, path=(way, *each.path)) for each, line in pairs
+            ]
     if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
     return tuple(commands[:_MOST_SERVERS])
@@ -473,7 +477,7 @@ def _parse_shell(
             line=steps[at].line,
             path=steps[at].path,
             place=functions[min(steps[at].line, len(functions) - 1)],
-            is_background=steps[at].is_background,
+            is_background=steps[at].is_background and not _ends(steps[at + 1 :], servers),
             container=first.container or job,
             pinned=pinned,
             beside=beside,
@@ -481,6 +485,12 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
+    """Return True if a server is ended by one of the commands behind it, before another one starts."""
+    later = takewhile(lambda step: _serve_end(step.words) is None, steps[:_MOST_WORDS])
+    return len(servers) > 1 and any(_ENDS.match(" ".join(step.words[:3])) for step in later if step.words)
 
 
 def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:
