@@ -185,6 +185,12 @@ def _task(task: Mapping[str, Any]) -> dict[str, Any]:
     return {**service, "environment": task.get("environment"), "job": job}
 
 
+def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node without what a shell does with the output of its command."""
+    line = node.get("command")
+    return {**node, "command": _REDIRECTED.split(line)[0]} if isinstance(line, str) else {**node}
+
+
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -324,9 +330,7 @@ class _Reader(NamedTuple):
             is_pod, is_whole = True, False
         is_open = not is_pod and name != _SERVICE and node.keys().isdisjoint(("image", "repository", "container"))
         if is_open and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))])):
-            line = node.get("command")
-            line = _REDIRECTED.split(line)[0] if isinstance(line, str) else line  # for a shell
-            node, is_pod, is_whole = {**node, "image": self.image, "command": line}, True, False  # of a chart
+            node, is_pod, is_whole = {**_unredirected(node), "image": self.image}, True, False  # of a chart
         if isinstance(settings := node.get("args"), dict):  # {--max-model-len: 8192}
             flags = {str(key).lstrip("-"): value for key, value in settings.items()}
             node, is_pod, is_whole = {**node, "args": command_line(flags, self.version)}, True, False
