@@ -21,7 +21,7 @@ from diag.lint.rules import RULES
 from diag.report.lint_formats import FORMATS
 from diag.vllm.command import redaction
 from diag.vllm.command.command import NOTATIONS, Command
-from diag.vllm.command.parse import MOST_BYTES, is_existing
+from diag.vllm.command.parse import MOST_BYTES, is_existing, own_scripts
 from diag.vllm.gpus import visible_gpus
 
 
@@ -54,6 +54,8 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
     ignored = ignored_rules(options.ignore, contract)
     files = [targets] if isinstance(targets, str) and options.foreign else launch_files(targets)
     several = files != ([targets] if isinstance(targets, str) else [*targets]) or len(files) > 1
+    held = {script for text in files for script in _scripts(text)} if len(files) > 1 else ()
+    files = [text for text in files if Path(text) not in held]
     judged: list[LintReport] = []
     unread: dict[str, str] = {}
     for text in files:
@@ -91,6 +93,16 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
     return FORMATS["json" if as_json else options.form](result), result.status
 
 
+def _scripts(text: str) -> Iterable[Path]:
+    """Return the scripts that the containers of a file start: they are judged there."""
+    name = Path(text).name.lower() if "\n" not in text else ""
+    if not name.endswith((".yml", ".yaml")) and "dockerfile" not in name:
+        return ()
+    with suppress(OSError):
+        return own_scripts(Path(text).read_text(encoding="utf-8", errors="replace"), Path(text)).values()
+    return ()
+
+
 def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> bool:
     """Return True for a chart's values, or a role's defaults, whose server is judged where a template starts it.
 
@@ -100,7 +112,17 @@ def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> 
         return False
     whole = Path(_FEEDS.sub("", one.file))
     starts = (other for other in judged if {whole / "templates", whole / "tasks"} & {*Path(other.file).parents})
-    return any(one.model.startswith("-") or one.model in other.command.split() for other in starts)
+    is_chart = one.writing == "a container of Helm values"  # its templates alone know what its keys are for
+    return any(
+        one.model in (other.model, *other.command.split())
+        or one.model.startswith("-")
+        or (is_chart and _images(one) & _images(other))
+        for other in starts
+    )
+
+
+def _images(report: LintReport) -> set[str]:
+    return {word for word in report.command.split() if re.match(r"[\w./-]*vllm[\w.-]*[:/@]", word)}
 
 
 _SUFFIXES = frozenset[str](NOTATIONS["suffixes"])

@@ -61,7 +61,7 @@ def no_such_name(target: LintTarget) -> Iterator[Match]:
         value = value_of(names.flag, target)
         allowed = names.known if is_listed else (*names.known, *names.former)
         by_plugin = names.plugin and not all_hold([f"{names.plugin} absent"], target)
-        if not value or is_open(value) or value in allowed or by_plugin:
+        if not value or is_open(value) or {value, value.upper()} & {*allowed} or by_plugin:  # backends in any case
             continue
         which = f"{target.version} has none of this name" if is_listed else "no release that was read has this name"
         yield Match(

@@ -187,8 +187,8 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
         elif is_own:  # one that a plugin reads, unless it is for vLLM's own image or nearly one of vLLM's
             able = [known for known in variables() if reads(target.version, known)]
             near = get_close_matches(name, able, 1, _VERY_CLOSE)
-            if near or _is_for_vllms_image(name, target):
-                flag = f"--{name.removeprefix('VLLM_').lower().replace('_', '-')}"
+            flag = f"--{name.removeprefix('VLLM_').lower().replace('_', '-')}"
+            if near or _is_unused(name, flag, target):
                 fix = (
                     f"Use {flag}"
                     if flag in known()
@@ -199,12 +199,14 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
                 yield Match(f"{name} has no effect: no known vLLM release reads it", fix=fix)
 
 
-def _is_for_vllms_image(name: str, target: LintTarget) -> bool:
-    """Return True for a variable of a container of vLLM's own that no word uses."""
+def _is_unused(name: str, flag: str, target: LintTarget) -> bool:
+    """Return True for a variable of a container of vLLM's own, or one called as a flag, that no word uses."""
     command, used = target.command, re.compile(rf"\$[({{]?{name}\b")
-    words = (*command.words, *(word for outer, _ in command.around for word in outer))
+    words = (*command.exported, *command.words, *(word for outer, _ in command.around for word in outer))
     is_given = any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in words)
-    return is_given and "/vllm-openai" in command.image and not (target.build or any(map(used.search, words)))
+    is_vllms = "/vllm-openai" in command.image and not target.build
+    is_flag = flag in known() and len(re.findall(rf"\b{name}\b", target.text)) == 1
+    return is_given and (is_vllms or is_flag) and not any(map(used.search, words))
 
 
 def _ineffective_variable(name: str, variable: ReplacedVariable, target: LintTarget) -> Match:

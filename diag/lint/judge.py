@@ -175,7 +175,9 @@ class Judge:
             return wanted.removeprefix("v"), "--vllm-version"
         if tag := _image_release(_image(command)):
             return tag, TAG
-        if command.pinned and _may_exist(command.pinned):
+        box = command.container
+        is_image = box and box.kind != "image" and command.image.startswith("vllm/")  # no wheel is installed in it
+        if command.pinned and _may_exist(command.pinned) and not is_image:
             return command.pinned, "the pinned wheel"
         names = (_NAMED.search(word) for word in command.words[: command.arguments])
         if named := next((name[1] for name in names if name and _may_exist(name[1])), ""):
@@ -309,7 +311,7 @@ def _of_branches(target: LintTarget) -> tuple[LintFinding, ...]:
         name = (finding.rule, finding.message)
         if all(name in others for others in names):
             merged.setdefault(name, finding)
-        else:
+        elif finding.rule != "no_model":  # another branch names it, or a loop adds it
             milder: Severity = "warning" if finding.severity == "error" else finding.severity
             message = f"In a branch of the script: {finding.message}"
             merged.setdefault(name, replace(finding, severity=milder, message=message, edits=()))

@@ -1649,3 +1649,168 @@ def test_a_role_has_its_defaults(tmp_path: Path) -> None:
     assert [finding["rule"] for finding in server["findings"]] == ["removed_flag"]
     (tmp_path / "r/defaults/main.yml").unlink()
     assert judged(tmp_path)[0]["findings"] == []
+
+
+POD = "kind: Deployment\nspec: {template: {spec: {containers: [{name: vllm, image: 'vllm/vllm-openai:v0.25.1', args: %s}]}}}\n"  # noqa: E501
+MANY = """{{- if .Values.vllm.enabled }}
+{{- range $x := .Values.backends }}
+---
+kind: Deployment
+spec:
+  template:
+    metadata:
+      labels: {{- include "c.labels" $ | nindent 8 }}
+        app: v
+    spec:
+      securityContext: {{- omit .Values.vllm "enabled" | toYaml | nindent 8 }}
+      containers:
+      - name: vllm
+        image: {{ include "c.image" $.Values.image | quote }}
+        args:
+        - {{ $x.model }}
+        {{- if and $x.device (ne $x.device "auto") }}
+        - --no-such-flag
+        {{- else if $x.eager }}
+        - --enforce-eager
+        {{- end }}
+        {{- with $x.more }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        resources: {limits: {nvidia.com/gpu: 1}}
+{{- end }}
+{{- end }}
+"""
+RENDERED = POD % '{{- include "common.tplvalues.render" (dict "value" .Values.args "context" $) }}'
+SCRIPT = '#!/bin/sh\n: "${LENGTH:=4096}"\nM=${MODEL:-"Qwen/Qwen3-8B"}\nexec vllm serve "$M" --max-model-len "$LENGTH" --swap-space 4 "$@"\n'  # noqa: E501
+UNIT = "[Service]\nExecStart=/opt/v/bin/vllm serve {{ model }} \\\n{% if tools %}\n  --seed 1 \\\n{% endif %}\n  --attention-backend {{ backend }}\n"  # noqa: E501
+CELLS = [
+    {"cell_type": "code", "source": "%%writefile d.yaml\n" + POD % "[n, --swap-space, '4']"},
+    {"cell_type": "markdown", "source": "```bash\n!docker run --gpus all vllm/vllm-openai:v0.25.1 m\n```"},
+]
+CLASS = "from vllm import LLM\nclass A:\n    def __init__(self):\n        self.name = 'org/a'\n    def load(self):\n        LLM(self.name)\n"  # noqa: E501
+READ = {
+    # what the files hold, what each server is read as, and what is found at error or warning level
+    "a loop over mappings, conditions within others, the image of a helper": (
+        {
+            "Chart.yaml": "name: c\nappVersion: v0.25.1\n",
+            "values.yaml": "image: {registry: docker.io, repository: vllm/vllm-openai, tag: ''}\nvllm: {enabled: false}\n"  # noqa: E501
+            "backends: [{model: org/a, device: auto, eager: true, more: [--seed, '1']}, {model: org/b, device: x}]\n",
+            "templates/d.yaml": MANY,
+        },
+        ["docker.io/vllm/vllm-openai:v0.25.1 org/a --enforce-eager --seed 1", "vllm/vllm-openai:v0.25.1 org/b --no-such-flag"],  # noqa: E501
+        [set(), {"unknown_flag"}],
+    ),
+    "values that no template uses are no arguments": (
+        {
+            "Chart.yaml": "name: c\n",
+            "values.yaml": "image: {repository: vllm/vllm-openai, tag: v0.25.1}\nargs: [--model, org/a, --shm-size=1]\nmore: [org/b]\n",  # noqa: E501
+            "templates/d.yaml": RENDERED.replace("v0.25.1", "{{ .Values.image.tag }}").replace(".args", ".more"),
+        },
+        ["vllm/vllm-openai:v0.25.1 org/b"],
+        [set()],
+    ),
+    "a script beside a Dockerfile": (
+        {"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY run.sh /go.sh\nENTRYPOINT ["/go.sh"]\n', "run.sh": SCRIPT},
+        ["vllm/vllm-openai:v0.16.0 -c 'exec vllm serve Qwen/Qwen3-8B --max-model-len 4096 --swap-space 4"],
+        [{"no_effect"}],
+    ),
+    "a script beside a Compose file": (
+        {
+            "c.yaml": compose(service('["--seed", "1"]', 'entrypoint: ["/bin/bash", "/go.sh"]', "volumes: [./run.sh:/go.sh]")),  # noqa: E501
+            "run.sh": SCRIPT,
+        },
+        ["--swap-space 4 --seed 1"],
+        [{"removed_flag"}],
+    ),
+    "an entry point that is inherited": ({"Dockerfile": "FROM vllm/vllm-openai\nUSER v\n"}, ["$ARGS"], [{"image_not_pinned"}]),  # noqa: E501
+    "defaults of a role, on continued lines": (
+        {"templates/v.service.j2": UNIT, "defaults/main.yml": "model: org/m\ntools: true\nbackend: flashinference\n"},
+        ["serve org/m --seed 1 --attention-backend flashinference"],
+        [{"no_such_name"}],
+    ),
+    "locals beside a Terraform file": (
+        {
+            "main.tf": 'resource "kubernetes_deployment" "v" {\n  spec { template { spec { container {\n    name = "v"\n'  # noqa: E501
+            '    image = "vllm/vllm-openai:v${local.release}"\n    args = local.words\n  } } } }\n}\n',
+            "locals.tf": 'locals {\n  release = "0.16.0"\n  words = ["--model", "m", "--swap-space", "4"]\n}\n',
+        },
+        ["vllm/vllm-openai:v0.16.0 --model m --swap-space 4"],
+        [{"no_effect"}],
+    ),
+    "the first argument chooses": (
+        {"r.sh": 'if [ "$1" = small ]; then M=org/a; else M=org/b; fi\nvllm serve $M --swap-space 4\n'},
+        ["vllm serve org/a --swap-space 4"],
+        [{"removed_flag"}],
+    ),
+    "arguments of Vertex": (
+        {
+            "v.py": 'IMAGE = "vllm/vllm-openai:v0.16.0"\naiplatform.Model.upload(serving_container_image_uri=IMAGE,\n'
+            '  serving_container_command=["python", "-m", "vllm.entrypoints.openai.api_server"],\n'
+            '  serving_container_args=["--model=m", "--swap-space=4"])\n'
+        },
+        ["python -m vllm.entrypoints.openai.api_server --model=m --swap-space=4"],
+        [{"no_effect"}],
+    ),
+    "what a notebook writes and shows": (
+        {"n.ipynb": json.dumps({"cells": CELLS})},
+        ["vllm/vllm-openai:v0.25.1 m", "vllm/vllm-openai:v0.25.1 n --swap-space 4"],
+        [set(), {"removed_flag"}],
+    ),
+    "attributes of a class, defaults of options": (
+        {"a.py": CLASS + 'p.add_argument("--len", default=64)\nlast = args.len\nsubprocess.run(["vllm", "serve", "m", "--seed", str(args.len)])\n'},  # noqa: E501
+        ["vllm serve org/a", "--seed ${LEN:-64}"],
+        [set(), set()],
+    ),
+    "a variable called as a flag": (
+        {"r.sh": "export VLLM_GPU_MEMORY_UTILIZATION=0.5 VLLM_MAX_MODEL_LEN=9 VLLM_MY_OWN=1\nvllm serve m --max-model-len $VLLM_MAX_MODEL_LEN\n"},  # noqa: E501
+        ["vllm serve m"],
+        [{"variable_not_read"}],
+    ),
+    "servers one after the other": (
+        {"r.sh": "vllm serve a --port 1 &\nsleep 9\nkill $!\nvllm serve b --port 1 &\nwait\n"},
+        ["vllm serve a", "vllm serve b"],
+        [set(), set()],
+    ),
+    "servers at the same time": (
+        {"r.sh": "vllm serve a --port 1 &\nsleep 9\nvllm serve b --port 1 &\nkill 1\n"},
+        ["vllm serve a", "vllm serve b"],
+        [set(), {"port_taken_twice"}],
+    ),
+    "blocks of a guide are alternatives": (
+        {"g.md": "```bash\nvllm serve a --port 1 &\n```\n```bash\nvllm serve b --port 1 &\n```\n"},
+        ["vllm serve a", "vllm serve b"],
+        [set(), set()],
+    ),
+    "a command for a shell, chips of Google": (
+        {
+            "s.json": '{"server": {"command": "nohup vllm serve a --enforce-eager > v.log 2>&1 &"}}',
+            "t.yaml": "type: service\ncommands: [vllm serve b -tp 4]\nresources: {gpu: v5litepod-4}\n",
+        },
+        ["vllm serve a --enforce-eager", "vllm serve b -tp 4"],
+        [set(), set()],
+    ),
+    "a template of the chat is none of the manifest": (
+        {"d.yaml": POD % "[org/m]" + "---\nkind: ConfigMap\ndata:\n  chat.jinja: |\n    {%- if tools %}\n    {{ bos }}\n    {%- endif %}\n  more: x\n"},  # noqa: E501
+        ["vllm/vllm-openai:v0.25.1 org/m"],
+        [{"weights_are_downloaded_again"}],
+    ),
+}  # fmt: skip
+
+
+def test_what_stands_beside_a_launch_is_read_with_it(tmp_path: Path) -> None:
+    wrong = {}
+    ignored = {"gpu_limit_differs", "no_readiness_probe", "public_without_a_key", AGAIN, "gpu_taken_twice"}
+    for at, (case, (files, texts, rules)) in enumerate(READ.items()):
+        servers = laid(tmp_path / str(at) / "role", files)
+        found = [{each["rule"] for each in server["findings"] if each["severity"] != "info"} for server in servers]
+        kept = [names - (ignored - wanted) for names, wanted in zip(found, rules, strict=False)]
+        is_read = [text in server["read_as"].replace('"', "") for text, server in zip(texts, servers, strict=False)]
+        if not (len(servers) == len(texts) and all(is_read) and kept == rules):
+            wrong[case] = [(server["read_as"], names) for server, names in zip(servers, found, strict=True)]
+    assert not wrong
+
+
+def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(compose(service("[]", 'entrypoint: ["/bin/bash", "/go.sh"]')))
+    with pytest.raises(NoLaunch, match=r"starts /go\.sh, which is not beside the file"):
+        judged(tmp_path / "c.yaml")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,18 +14,21 @@ from diag.vllm.command.container import Container, inner, read_pod
 from diag.vllm.command.shell import BLOCK
 from diag.vllm.flags.registry import known, release
 
-_HOLE = re.compile(NOTATIONS["patterns"]["charts_hole"])
-_RANGE = re.compile(NOTATIONS["patterns"]["charts_range"])
-_TEST = re.compile(NOTATIONS["patterns"]["charts_test"])
-_PLAIN_FILTER = re.compile(r"quote|squote|int|string|toString|trim|n?indent\s+\d+|toYaml|to_yaml|")
+_EXPRESSION, _HOLE, _LOOP, _TAG, _TEST = (
+    re.compile(NOTATIONS["patterns"][f"charts_{name}"]) for name in ("expression", "hole", "loop", "tag", "test")
+)
+_REWRITTEN = [(re.compile(written), instead) for written, instead in NOTATIONS["chart_rewritten"].items()]
+_TOKEN = re.compile(r"[()]|\"[^\"]*\"|'[^']*'|[^\s()]+")
+_PLAIN_FILTER = re.compile(r"image|required|quote|squote|int|string|toString|trim|n?indent\s+\d+|toYaml|to_yaml|")
 
 _APART = re.compile("|".join(NOTATIONS["chart_apart"]), re.IGNORECASE)
 _LISTS = re.compile(r"model|engine|server|instance|replica|deployment", re.IGNORECASE)
 _MODEL = re.compile(NOTATIONS["patterns"]["charts_model"])
-_WITHIN_MODEL = ("name", "id", "repo", "repoId", "path", "huggingfaceName", "uri")
+_PROBE = re.compile(NOTATIONS["patterns"]["charts_probe"])
+_WITHIN_MODEL = frozenset[str](NOTATIONS["chart_model"])
 _ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
 _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")
-_MOST = 2000
+_MOST, _MOST_LOOPS, _MOST_ITEMS, _MOST_BYTES = 2000, 40, 20, 2**18
 _DEEPEST = 6
 
 
@@ -44,35 +47,98 @@ def filled(text: str, file: Path) -> str:
             break
     else:
         return text
+    for written, instead in _REWRITTEN:
+        text = written.sub(instead, text)
+    text = _unrolled(text, values)
     for _ in range(3):  # values may name others
-        text = _HOLE.sub(lambda hole: _value(hole, values), _RANGE.sub(lambda loop: _repeated(loop, values), text))
-    lines, opened = list[str](), list[bool | None]()  # None: a condition that is not known
+        text = _HOLE.sub(lambda hole: _value(hole, values), text)
+    lines, opened = list[str](), list[bool | None]()  # None: a condition that is not known, or whose way was taken
     for line in text.split("\n"):
         block, test = BLOCK.fullmatch(line), _TEST.search(line)
         holds = None
         if block and (block["opens"] or block["start"]):
-            opened.append(holds := _holds(test, values) if test else None)
+            holds = _holds(test, values) if test else None
+            is_whole = test and test["rest"].startswith(".") and not any(map(str.strip, lines))  # a user turns it on
+            opened.append(holds := holds or bool(is_whole) if holds is not None else None)
         elif block and (block["ends"] or block["stop"]) and opened:
             holds = opened.pop()
-        elif block and opened and opened[-1] is not None and re.search(r"\belse\s*-?[%}]\}", line):
-            holds = opened[-1] = not opened[-1]
-        lines.append("" if holds is not None or False in opened else line)
+        elif block and opened and opened[-1] is not None and (block["other"] or block["another"]):
+            way = _holds(test, values) if test else True
+            opened[-1] = False if opened[-1] else way
+            holds = True
+        is_left_out = holds is not None or False in opened
+        lines.append(("\\" if lines and lines[-1].endswith("\\") else "") if is_left_out else line)
     installs = f"\n# vllm=={values['vllm_version']}" if "vllm_version" in values else ""
     return "\n".join(lines) + installs
 
 
+def _unrolled(text: str, values: Mapping[str, Any]) -> str:
+    """Repeat what stands within a loop over a list of the values, with the path of each item."""
+    at = 0
+    for _ in range(_MOST_LOOPS):
+        loop = _LOOP.search(text, at)
+        if not loop:
+            break
+        items, at, depth = _looked_up(loop["path"], values), loop.end(), 1
+        tags = ((depth := depth + (-1 if tag["ends"] else 1), tag) for tag in _TAG.finditer(text, at))
+        end = next((tag for level, tag in tags if not level), None)
+        is_list = isinstance(items, list) and all(isinstance(item, str | int | float | dict) for item in items)
+        if not end or not (items if loop["with"] else is_list):
+            continue
+        item = loop["helm"] or loop["jinja"]
+        body, name = text[at : end.start()], rf"{re.escape(item)}(?![\w$])" if item else r"\."
+        named = re.compile(rf"(?<![\w.$\"'/)]){name}")
+        paths = [loop["path"]] if loop["with"] else [f"{loop['path']}.{place}" for place in range(len(items))]
+        if len(text) + len(body) * len(paths) > _MOST_BYTES:
+            continue
+        whole = ""
+        for path in paths[:_MOST_ITEMS]:
+            instead = path if item else f"{path}."
+            whole += _EXPRESSION.sub(lambda hole: named.sub(instead, hole[0]), body)  # noqa: B023  # called at once
+        lost = body.count("\n") - whole.count("\n")
+        text, at = text[: loop.start()] + whole + "\n" * max(0, lost) + text[end.end() :], loop.start()
+    return text
+
+
 def _holds(test: re.Match[str], values: Mapping[str, Any]) -> bool | None:
     """Return True if a condition holds; None for one that the values do not decide, and for what changes the names."""
-    value, how = _looked_up(test["path"], values), (test["how"] or "").strip()
-    if (value is None and not test["path"].lstrip("$").startswith(".Values.")) or (value and test["word"] != "if"):
-        return None  # a key that values.yaml lacks is none
-    return (value == test["text"] if how in ("eq", "ne") else bool(value)) is not (how in ("not", "ne"))
+    tokens = ["(", *_TOKEN.findall(test["rest"].replace("| length > 0", "")), ")"]
+    try:
+        value = _operand(tokens, values)
+    except LookupError:
+        return None
+    return None if tokens or (value and test["word"] not in ("if", "elif")) else bool(value)
+
+
+def _operand(tokens: list[str], values: Mapping[str, Any]) -> Any:
+    """Take an operand of a condition from its words; LookupError if the values do not show it."""
+    token = tokens.pop(0)
+    if token == "(":
+        parts: list[Any] = []
+        name = tokens.pop(0) if tokens[0] in ("and", "eq", "ne", "not", "or") else ""
+        while tokens[0] != ")":
+            parts.append(_operand(tokens, values))
+        tokens.pop(0)
+        able = {"and": all(parts), "or": any(parts), "not": not any(parts)}
+        same = all(str(part) == str(parts[0]) for part in parts)
+        if not parts or (not name and len(parts) > 1):
+            raise LookupError
+        return able.get(name, same is (name == "eq")) if name else parts[0]
+    if token[0] in "\"'":
+        return token[1:-1]
+    value = _looked_up(token, values)
+    if value is None and not token.lstrip("$").startswith(".Values."):
+        raise LookupError
+    return value  # a key that values.yaml lacks is none
 
 
 def _looked_up(path: str, values: Any) -> Any:
     """Return the value of a path such as .Values.image.tag; None if there is none."""
-    for key in path.lstrip("$.").split("."):
-        values = values.get(key) if isinstance(values, dict) else None
+    for key in path.strip("$.").split("."):
+        if isinstance(values, list):
+            values = dict(enumerate(values)).get(int(key)) if key.isdigit() else None
+        else:
+            values = values.get(key) if isinstance(values, dict) else None
     return values
 
 
@@ -85,21 +151,25 @@ def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
             value = value or (None if str(other)[:1] in ".$" or other == "omit" else other)
         elif not _PLAIN_FILTER.fullmatch(part):
             return hole[0]
-    before = hole.string[: hole.start()].rstrip().rpartition("\n")[2].lstrip()
-    if value is None or (isinstance(value, list | dict) and before.startswith("- ")):
+    if isinstance(value, dict) and "image" in filters and value.get("repository"):
+        registry, tag = value.get("registry"), value.get("tag") or inner(values, "Chart").get("AppVersion")
+        value = f"{f'{registry}/' if registry else ''}{value['repository']}{f':{tag}' if tag else ''}"
+    is_empty = isinstance(value, dict) and not any(value.values()) and hole["path"].endswith("resources")
+    is_left = is_empty or (value == "" and "required" in filters)  # a user gives them
+    lead = hole.string[: hole.start()].rpartition("\n")[2]
+    if value and not is_left and isinstance(value, list | dict) and not lead.strip():
+        deep = re.search(r"n?indent\s+(\d+)", hole["filters"])
+        indent = " " * (int(deep[1]) if deep else len(lead))
+        pairs = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+        block = [
+            f"{indent}{'-' if key is None else f'{json.dumps(str(key))}:'} {json.dumps(item)}" for key, item in pairs
+        ]
+        return "\n".join(block)[len(lead) :] if block[0].startswith(lead) else hole[0]
+    if value is None or is_left or (isinstance(value, list | dict) and lead.lstrip().startswith("- ")):
         return hole[0]
     if isinstance(value, str) and "quote" not in filters:
         return value
     return json.dumps(str(value) if "quote" in filters else value)
-
-
-def _repeated(loop: re.Match[str], values: Mapping[str, Any]) -> str:
-    """Return what a loop within a line writes for each item of a list."""
-    items, name = _looked_up(loop["path"], values), re.escape(loop["item"] or ".")
-    if not isinstance(items, list) or not all(isinstance(item, str | int | float) for item in items):
-        return loop[0]
-    hole = re.compile(rf"\{{\{{-?\s*{name}\s*-?\}}\}}")
-    return "".join(hole.sub(lambda _, item=item: str(item), loop["body"]) for item in items)
 
 
 class Engine(NamedTuple):
@@ -120,7 +190,7 @@ class _Found:
 
     def __init__(self) -> None:
         self.models, self.flags, self.words = list[str](), dict[str, Any](), list[str]()
-        self.image, self.environment, self.resources = "", None, dict[str, Any]()
+        self.image, self.environment, self.pod = "", None, dict[str, Any]()  # resources and probes
         self.about = self.has_key = self.is_open = False
         self.left = _MOST
 
@@ -137,6 +207,12 @@ def engines(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
                 yield from made
                 return
     yield from _engine(values, version)
+
+
+def is_published(values: Mapping[str, Any], words: Sequence[str] = ()) -> bool:
+    """Return True if the values of a chart give its server a Service for others than the cluster, and no key."""
+    kind = inner(values, "service").get("type") or values.get("serviceType")
+    return kind in ("LoadBalancer", "NodePort") and "key" not in str(words).lower()
 
 
 def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
@@ -165,8 +241,8 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         is_conditional = "lora" in key.lower() and "--enable-lora" not in [*map(flag, found.flags), *flags]
         if is_conditional or (tag and release(known()[flag(key)].first) > release(tag[1])):
             del found.flags[key]
-    pod = read_pod({}, {"resources": found.resources}, (), is_whole=False)
-    is_public = inner(values, "service").get("type") in ("LoadBalancer", "NodePort") and not found.has_key
+    pod = read_pod({}, found.pod, (), is_whole=False)
+    is_public = is_published(values) and not found.has_key
     line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
     pod = pod._replace(shared_memory=None, is_public=is_public)
     yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))
@@ -181,8 +257,9 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         if found.left < 0 or is_unset or child in (None, "", [], {}):
             continue
         found.has_key = found.has_key or "apikey" in re.sub(r"[-_]", "", name.lower())
-        if name == "resources" and isinstance(child, dict):
-            found.resources = found.resources or child
+        if (name == "resources" or _PROBE.fullmatch(name)) and isinstance(child, dict):
+            if child.get("enabled") is not False:
+                found.pod.setdefault(name, child)
         elif name in ("env", "extraEnv", "environment"):
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:

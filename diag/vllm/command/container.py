@@ -320,7 +320,7 @@ def accelerators(text: Any, kind: str, nodes: int = 1) -> Container | None:
     if isinstance(text, dict) and len(text) == 1:
         text = ":".join(str(part) for pair in text.items() for part in pair)
     kind_and_count = re.fullmatch(r"([A-Za-z][\w.-]*!?)(?::(\d{1,3}))?", text) if isinstance(text, str) else None
-    if not kind_and_count or kind_and_count[1].lower().startswith("tpu"):
+    if not kind_and_count or re.match(r"tpu|v\d+[a-z]*pod|v\d+[a-z]-", kind_and_count[1].lower()):
         return None
     name, count = kind_and_count.groups()
     around = Container(kind, shared_memory=None, gpus=int(count or 1), gpus_by=text, is_whole=False, nodes=nodes)

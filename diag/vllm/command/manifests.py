@@ -23,6 +23,8 @@ _SERVES = re.compile(r"vllm[\w.-]*\S?\s+serve\s|vllm\.entrypoints\.|dynamo\.vllm
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|\$|include|if|range|with|toYaml|template|define)\b")
 _ADDING = re.compile(NOTATIONS["patterns"]["manifests_adding"])
+_REDIRECTED = re.compile(NOTATIONS["patterns"]["manifests_redirected"])
+_SCALAR = re.compile(NOTATIONS["patterns"]["manifests_scalar"])
 _CHAT_TEMPLATE = re.compile(NOTATIONS["patterns"]["manifests_chat_template"])
 _RECIPE = re.compile(NOTATIONS["patterns"]["manifests_recipe"])
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
@@ -184,6 +186,12 @@ def _task(task: Mapping[str, Any]) -> dict[str, Any]:
     return {**service, "environment": task.get("environment"), "job": job}
 
 
+def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a node without what a shell does with the output of its command."""
+    line = node.get("command")
+    return {**node, "command": _REDIRECTED.split(line)[0]} if isinstance(line, str) else {**node}
+
+
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
@@ -323,7 +331,7 @@ class _Reader(NamedTuple):
             is_pod, is_whole = True, False
         is_open = not is_pod and name != _SERVICE and node.keys().isdisjoint(("image", "repository", "container"))
         if is_open and _SERVES.search(" ".join([*split(node.get("command")), *split(node.get("args"))])):
-            node, is_pod, is_whole = {**node, "image": self.image}, True, False  # of a chart
+            node, is_pod, is_whole = {**_unredirected(node), "image": self.image}, True, False  # of a chart
         if isinstance(settings := node.get("args"), dict):  # {--max-model-len: 8192}
             flags = {str(key).lstrip("-"): value for key, value in settings.items()}
             node, is_pod, is_whole = {**node, "args": command_line(flags, self.version)}, True, False
@@ -336,10 +344,10 @@ class _Reader(NamedTuple):
         words += split(node.get("args" if is_pod else "command"))
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
-        if vllm_image != node.get("image") and not program and not words:
-            return  # the values of a chart
-        if is_pod and is_whole and not program and not words and not {"ports", "resources"} & node.keys():
-            return  # a patch of a pod
+        is_chart = name == "a container of Helm values" and not {"ports", "env"} & node.keys()
+        is_patch = is_pod and is_whole and not {"ports", "resources"} & node.keys()  # of a pod
+        if not (program or words) and (is_chart or is_patch or vllm_image != node.get("image")):
+            return
         is_patch = is_pod and bool(program or words)  # the image is set by another file
         if not vllm_image and not is_patch and "build" not in node:
             return
@@ -366,7 +374,9 @@ class _Reader(NamedTuple):
                 around = read_service(node, environment)
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
-            around = around and around._replace(build="" if is_named or "build" in node else vllm_image)
+            build = "" if is_named or "build" in node else vllm_image
+            is_public = charts.is_published(node, words)
+            around = around and around._replace(build=build, is_public=around.is_public or is_public)
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
 
     # -- KServe
@@ -757,7 +767,7 @@ def parse(text: str | bytes, name: str) -> list[Any]:
 
 def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     """Mark launches of a template: its values may add keys to the container."""
-    if not _ADDING.search(_CHAT_TEMPLATE.sub("", text)):
+    if not _ADDING.search(_SCALAR.sub("", _CHAT_TEMPLATE.sub("", text))):
         return tuple(launches)
     boxes = (
         (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))

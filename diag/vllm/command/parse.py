@@ -1,11 +1,12 @@
 """Parse a launch of vLLM: the words of a shell script, and each notation of `writings` as such words."""
 
+import json
 import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -127,6 +128,8 @@ GUIDES = (".md", ".mdx", ".markdown", ".rst")
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
+_ENDS = re.compile(NOTATIONS["patterns"]["parse_ends"])
+_STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(NOTATIONS["patterns"]["parse_job_gpus"])
@@ -136,6 +139,7 @@ _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ",
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
+_LONGEST_SCRIPT = 2**16
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
@@ -177,9 +181,32 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
-    if file.suffix in (".yaml", ".yml"):
-        return _read_yaml(file, text, folder, version)
-    return parse_all(text, version, folder, file.suffix)
+    for start, script in own_scripts(text, file).items():
+        text = text.replace(start, f'["bash", "-c", {json.dumps(script.read_text("utf-8", "replace"))}, "--"')
+    is_yaml = file.suffix in (".yaml", ".yml")
+    try:
+        started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
+    except NoLaunch:
+        program = _STARTS_SCRIPT.search(text) if "vllm" in text else None
+        if not program:
+            raise
+        name = redaction.name(program[1]) or "a script"
+        raise NoLaunch(f"{file}: a container starts {name}, which is not beside the file: lint the script") from None
+    last = content.count(b"\n") + 1  # a loop of a template may have become more lines
+    return tuple(one if one.line <= last else one._replace(line=last) for one in started)
+
+
+def own_scripts(text: str, file: Path) -> dict[str, Path]:
+    """Return the scripts beside a Dockerfile or a Compose file that its containers start, by what starts each."""
+    scripts: dict[str, Path] = {}
+    for start in islice(_STARTS_SCRIPT.finditer(text) if "vllm" in text else (), _MOST_BRANCHES):
+        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
+        copied = re.search(place, text, re.MULTILINE)
+        script = file.parent / (copied[1] if copied else Path(start[1]).name)
+        with suppress(BadUsage):
+            content = _content(str(script)) or b""
+            scripts |= {start[0]: script} if b"vllm" in content and len(content) < _LONGEST_SCRIPT else {}
+    return scripts
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -336,7 +363,10 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
             elif _RUNTIME.search(block):
                 runtime, taken = text_of_block, slice(len(commands), len(commands) + len(started))
             pairs = zip(started, lines, strict=True)
-            commands += [each._replace(line=line, beside=beside or pinned) for each, line in pairs]
+            way = (0, start)  # servers of two blocks are alternatives
+            commands += [
+                each._replace(line=line, beside=beside or pinned, path=(way, *each.path)) for each, line in pairs
+            ]
     if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
     return tuple(commands[:_MOST_SERVERS])
@@ -447,7 +477,7 @@ def _parse_shell(
             line=steps[at].line,
             path=steps[at].path,
             place=functions[min(steps[at].line, len(functions) - 1)],
-            is_background=steps[at].is_background,
+            is_background=steps[at].is_background and not _ends(steps[at + 1 :], servers),
             container=first.container or job,
             pinned=pinned,
             beside=beside,
@@ -455,6 +485,12 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
+    """Return True if a server is ended by one of the commands behind it, before another one starts."""
+    later = takewhile(lambda step: _serve_end(step.words) is None, steps[:_MOST_WORDS])
+    return len(servers) > 1 and any(_ENDS.match(" ".join(step.words[:3])) for step in later if step.words)
 
 
 def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:

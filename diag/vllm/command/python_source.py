@@ -91,6 +91,34 @@ def is_parsed(cell: str) -> bool:
     return False
 
 
+def _attributes(scopes: Iterable[ast.AST]) -> dict[int, ast.expr]:
+    """Return the value of each use of a class's attribute that is set once."""
+    found: dict[int, ast.expr] = {}
+    for scope in scopes:
+        places: dict[str, list[ast.expr]] = {}
+        parts = list(ast.walk(scope)) if isinstance(scope, ast.ClassDef) else []
+        for part in parts:
+            if isinstance(part, ast.Assign | ast.AnnAssign) and part.value:
+                target = part.targets[0] if isinstance(part, ast.Assign) else part.target
+                root, last = _names(target)
+                if root in ("self", "cls") or (root == last and part in getattr(scope, "body", ())):
+                    places.setdefault(last, []).append(part.value)
+        used = (part for part in parts if isinstance(part, ast.Attribute) and _names(part)[0] in ("self", "cls"))
+        found |= {id(part): places[part.attr][0] for part in used if len(places.get(part.attr, ())) == 1}
+    return found
+
+
+def _defaults(calls: Iterable[ast.Call]) -> dict[str, ast.expr]:
+    """Return the defaults of a program's options."""
+    found: dict[str, ast.expr] = {}
+    for call in calls:
+        name = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
+        default = next((part.value for part in call.keywords if part.arg == "default"), None)
+        if _last(call.func) == "add_argument" and isinstance(name, str) and name[:2] == "--" and default:
+            found[name[2:].replace("-", "_")] = default
+    return found
+
+
 def _foreign_names(nodes: list[ast.AST]) -> set[str]:
     """Return the names that are imported from elsewhere than vLLM, or are classes of the source itself."""
     return {
@@ -107,6 +135,8 @@ class _Values:
 
     def __init__(self, values: dict[str, ast.expr], changed: set[str]) -> None:
         self._values, self._changed, self._left = values, changed, _MOST_NAMES
+        self._attributes: dict[int, ast.expr] = {}
+        self._options: dict[str, ast.expr] = {}
 
     def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
         if node is None:
@@ -166,6 +196,10 @@ class _Values:
                 return self._literal(self._values[name], depth + 1)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
                 return name
+            case ast.Attribute() if id(node) in self._attributes:
+                return self._literal(self._attributes[id(node)], depth + 1)
+            case ast.Attribute(value=ast.Name(id=holder), attr=name) if name in self._options and "arg" in holder:
+                return with_default(name.upper(), str(self._literal(self._options[name], depth + 1)))
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
                 return [self._literal(part, depth + 1) for part in parts]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -235,9 +269,10 @@ class _Source(_Values):
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
             for name, value in pairs:
-                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant)
+                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant | ast.Attribute)
                 if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
                     self._values[name.id] = value
+        self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
         self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
         self._foreign = _foreign_names(nodes)

@@ -41,7 +41,7 @@ _NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|\$\([A-Z][A-Z0-9_]{
 _MOST = 256
 _URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
 _VARIABLE = re.compile(CONTENT["patterns"]["variable"])
-_DEFAULT = re.compile(r"\$\{[A-Za-z_]\w{0,60}:?-([^{}$]*)\}", re.ASCII)
+_DEFAULT = re.compile(r"\$\{[A-Za-z_]\w{0,60}:?-[\"']?([^{}$\"']*)[\"']?\}", re.ASCII)
 _TOKEN = re.compile(CONTENT["patterns"]["token"])
 """Tokens by their beginning, and long words of letters and digits, which no person writes."""
 _COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")

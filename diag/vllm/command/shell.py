@@ -21,6 +21,7 @@ MOST_DOCUMENTS = 20
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
+_BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
 _CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
 _COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
@@ -158,6 +159,7 @@ def filled_templates(text: str) -> str:
     """Replace what a template engine fills in, such as {{ model }}, by a shell's variable."""
     if "{{" not in text and "{%" not in text:
         return text
+    text = _BEHIND.sub(lambda key: key[1] + " [$VALUES]" * bool(re.search(r"args|command", key[1])), text)
     lines, opened = list[str](), list[bool]()  # True behind an else
     for line in _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
         block = BLOCK.fullmatch(line)
@@ -176,7 +178,7 @@ def filled_templates(text: str) -> str:
         if is_list:
             indent = before[: len(before) - len(before.lstrip())] + "  " * before.rstrip().endswith(":")
         is_flag = is_left_out and re.match(r"\s*- [\"']?--", line)  # of a list in YAML
-        joined = f"{unseen} \\" if unseen and unseen not in lines[-1] else "\\"
+        joined = f"{unseen} \\" if unseen and unseen not in "".join(lines[-1:]) else "\\"
         left_out = f"{indent}{joined}" if is_joined else f"{indent}- {unseen}" if is_flag or is_list else ""
         lines.append(left_out if block or is_left_out else _CONDITION.sub(_conditional, line))
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
@@ -320,7 +322,7 @@ HIDDEN = "REDACTED"
 """Replaces a secret in a quoted line of a log, and in recordings of older releases."""
 PLACEHOLDER = re.compile(NOTATIONS["patterns"]["shell_placeholder"])
 _OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
-_DEFAULT = re.compile(r"\$\{\w+:?-([^{}$]*)\}")
+_DEFAULT = re.compile(r"\$\{\w+:?-([\"']?)([^{}$]*?)\1\}")
 _SCHEDULERS = re.compile(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")
 _NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
@@ -358,13 +360,13 @@ def _value(text: str) -> str:
 
 def default(text: str) -> str:
     """Replace ${NAME:-x} by x, the value of an unset variable."""
-    return _DEFAULT.sub(r"\1", text)
+    return _DEFAULT.sub(r"\2", text)
 
 
 def is_default(value: object) -> bool:
     """Return True for a text with a variable that has a default, which is not empty; schedulers set their own."""
     named = _DEFAULT.finditer(value) if isinstance(value, str) and ":-" in value else ()
-    return any(match[1] and not _SCHEDULERS.match(match[0]) for match in named)
+    return any(match[2] and not _SCHEDULERS.match(match[0]) for match in named)
 
 
 def with_default(name: str, value: str) -> str:

@@ -27,6 +27,7 @@ VARIABLES = "a worker's variables"
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _LONGEST = 2**15
 _SCRIPT_CELL = re.compile(r"\s*%%(?:script[ \t]+)?(?:sh|bash)\b.*")
+_WRITTEN_CELL = re.compile(r"\s*%%(?:writefile|file)[ \t]+(?:-a[ \t]+)?\S*?(\.\w+)?[ \t]*\n")
 _SHELL_LINE = re.compile(r"^[ \t]*(?:!+|%(?:sh|sx|system)[ \t])((?:.*\\\n)*.*)", re.MULTILINE)
 _DATABRICKS = "# Databricks notebook source"
 _HCL = (".tf", ".hcl", ".nomad")
@@ -64,7 +65,10 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         return launches
     if suffix == ".ipynb" or text.startswith(_DATABRICKS):
         code, shell, guide = _cells(text)
-        written = (("\n".join(shell), ""), (guide, ".md" if "```" in guide else ""))
+        files = [file for cell in code if (file := _WRITTEN_CELL.match(cell))]
+        code = [cell for cell in code if not _WRITTEN_CELL.match(cell)]
+        written = [("\n".join(shell), ""), (re.sub(r"(?m)^[ \t]*!(?=\w)", "", guide), ".md" if "```" in guide else "")]
+        written += [(cell.string[cell.end() :], cell[1] if cell[1] not in (".sh", ".bash") else "") for cell in files]
         told = [Writing("a notebook", part, is_here=not end, suffix=end) for part, end in written if "vllm" in part]
         with suppress(BadUsage):
             told = [
@@ -166,7 +170,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
         if instruction == "ARG":
             name, _, value = rest.partition("=")
             secrets |= {name.strip(): "ARG"} if _SECRET.fullmatch(name.strip()) else {}
-            arguments[name.strip()] = value.strip().strip("\"'")
+            arguments[name.strip()] = _filled(value.strip().strip("\"'"), arguments)
         elif instruction == "FROM":
             name, *more = [_filled(word, arguments) for word in rest.split() if not word.startswith("--")] or [""]
             stage, secrets = stages.get(name.lower(), _Stage(name)), {}
