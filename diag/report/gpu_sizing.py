@@ -80,6 +80,14 @@ def render_budget(budget: Budget) -> str:
     lines += ["", *table(cache)] if cache else []
     if ledger.doubt and ledger.tokens and ledger.tokens.high - ledger.tokens.low > WIDE * ledger.tokens.central:
         lines += paragraph(f"The range of the KV cache is wide: {ledger.doubt}.", "  - ", "    ")
+    length, layout = setup.length, ledger.layout
+    if layout and layout.blocks(length) != (resting := layout.blocks_at_rest(length)):
+        lines += paragraph(
+            "vLLM logs the KV cache as for requests whose prompts are all being read, with the tokens of whole steps in"
+            f" their windows. One that decodes has {resting:,} blocks, by which safe concurrency and requests count.",
+            "  - ",
+            "    ",
+        )
 
     if ledger.verdict != "fits" and ledger.kv_cache and ledger.layout:
         heading = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"
@@ -120,7 +128,7 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
         yield "KV cache size", size, logged("tokens")
         yield "KV blocks", f"{_range(f'{ledger.blocks.low:,}', f'{ledger.blocks.high:,}')} of {layout.block} tokens", ""
         requests = _range(*(f"{bound:.2f}" for bound in ledger.concurrency))
-        yield "concurrency", f"{requests} requests of {setup.length:,} tokens", logged("concurrency")
+        yield "logged concurrency", f"{requests} requests of {setup.length:,} tokens", logged("concurrency")
 
     if budget.longest is not None:
         flag = f"--max-model-len {budget.longest}" if budget.longest else "none"

@@ -19,6 +19,7 @@ from diag.core.errors import BadUsage
 from diag.knowledge.catalog import load
 from diag.lint.host import memory_ledger
 from diag.lint.rule import HostGpu, HostGpus, LintTarget
+from diag.preflight.capacity import memory_estimate
 from diag.preflight.check import PreflightFacts
 from diag.report.gpu_sizing import render_budget
 from diag.vllm.command.parse import parse
@@ -154,6 +155,18 @@ def test_wide_expert_parallelism_is_sized() -> None:
     assert [one["decode"] for one in said["configurations"]][:1] == [None]  # type: ignore[attr-defined]
 
 
+def test_a_load_is_held_by_requests_that_decode() -> None:
+    """Was: 168 x H200, each of 500 requests with two steps of tokens in its windows."""
+    page, said = sized("vllm serve deepseek-ai/DeepSeek-V4-Flash", "h200", "16k", 500)
+    first = rows_of(said)[0]
+    assert first["gpus"] == 4 and f" holds 500 requests of 16,000 tokens, with room for {first['requests']:,}." in page
+    text = render_budget(estimate(BudgetOptions(str(said["launch"]), "h200", version="0.32.0")))
+    assert f"--max-num-seqs {int(str(first['requests'])) // int(str(first['replicas']))} without" in text
+    assert "One that decodes has 93 blocks" in " ".join(text.split())
+    text = render_budget(estimate(BudgetOptions("Qwen/Qwen3-8B", "h200", version="0.32.0")))
+    assert "One that decodes" not in text
+
+
 def rows_of(said: dict[str, object]) -> list[dict[str, object]]:
     rows = said["configurations"]
     assert isinstance(rows, list)
@@ -209,6 +222,15 @@ def test_a_model_of_a_trillion_parameters_is_offered_several_hosts(name: str) ->
     assert flag == "--tensor-parallel-size" and re.fullmatch(r"8 --pipeline-parallel-size [248]", value)
     may = "may make" if "Kimi" in name else "makes"  # the activations of its encoder are not counted
     assert f"This {may} it fit:\n    {flag} {value}" in render_budget(budget)
+
+
+@pytest.mark.parametrize(("length", "states"), [("16k", ["pass"]), ("32k", ["warn"])])
+def test_a_second_request_beside_small_windows_does_not_wait(length: str, states: list[str]) -> None:
+    """Was: a warning of preflight, for 1.4 requests with two steps in the windows of each; with 16k two fit."""
+    launch = f"vllm serve {MODELS / 'gemma-3-27b'} --max-model-len {length}"
+    facts = PreflightFacts(Contract(), load(None), "0.32.0", command=parse(launch))
+    facts = with_ledger(facts, PreflightOptions(launch, gpu="h100"), launch)
+    assert [one.state for one in memory_estimate(facts)] == states
 
 
 def test_rates_that_are_not_modelled_say_so() -> None:

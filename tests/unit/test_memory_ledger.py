@@ -15,7 +15,7 @@ from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
-from diag.vllm.memory.kv_layout import CacheLayout, NotCovered, bytes_read, cache_layout
+from diag.vllm.memory.kv_layout import CacheGroup, CacheLayout, NotCovered, bytes_read, cache_layout
 from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger, state_blocks_needed
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, check, setup, size
@@ -220,6 +220,19 @@ def test_layers_of_two_kinds_make_groups_of_one_size(
     assert in_groups(kept) == groups
     in_steps_and_window = -(-(1023 + 2 * 2048) // 16) + 1
     assert kept.blocks(8192) == groups[1] * 512 + groups[2] * in_steps_and_window
+
+
+@pytest.mark.parametrize(
+    ("windows", "window", "blocks", "length", "held"),
+    [(6, 1024, 40_000, 16_000, 24), (6, 1024, 17_000, 32_000, 4), (1, 128, 30_000, 32_000, 14)],
+)
+def test_requests_are_as_many_as_vllm_admits(windows: int, window: int, blocks: int, length: int, held: int) -> None:
+    """Was: 5, 1 and 9, each with two steps in its windows. KVCacheManager of 0.32.0 admits and keeps `held`."""
+    groups = [CacheGroup("full", 16, (), ()), *[CacheGroup("window", 16, (), (), window)] * windows]
+    layout = CacheLayout(16, tuple(groups), 2 * 8192)
+    assert layout.requests(blocks, length) == held
+    counts = [layout.requests(number, length) for number in range(blocks)]
+    assert counts == sorted(counts) and counts[layout.blocks(length) : layout.blocks(length) + 2] == [0, 1]
 
 
 @pytest.mark.parametrize(("version", "tokens"), [("0.25.1", 2048), ("0.26.0", 4096)])

@@ -19,6 +19,8 @@ from diag.vllm.memory.parts import Kind, Mixer
 from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup
 
+_DECODING = 2
+"""Tokens in flight of a request that decodes: one in each of two steps; drafted ones take no block more up to 17."""
 RESERVED = 1
 """The null block, which no request gets. 0.32 counts it when it checks that one request fits."""
 LATENT_ALIGNMENT = 128
@@ -102,8 +104,20 @@ class CacheLayout:
         )
 
     def blocks(self, length: int) -> int:
-        """Return the blocks that a request of `length` tokens takes."""
+        """Return the blocks that a request of `length` tokens takes while its prompt is read, and is admitted for."""
         return sum(group.blocks(length, self.in_flight) for group in self.groups)
+
+    def blocks_at_rest(self, length: int) -> int:
+        """Return the blocks that it has while it decodes; those of windows that its prompt took are free again."""
+        return sum(group.blocks(length, min(_DECODING, self.in_flight)) for group in self.groups)
+
+    def requests(self, blocks: int, length: int) -> int:
+        """Return the requests of `length` tokens that so many blocks hold: the last is admitted beside others at rest.
+
+        Each is admitted if its blocks of the prompt are free (KVCacheManager.allocate_slots of 0.33.0).
+        """
+        free = blocks - RESERVED - self.blocks(length)
+        return 0 if free < 0 else 1 + free // self.blocks_at_rest(length)
 
     def longest(self, blocks: int, most: int) -> int:
         """Return the longest request, up to `most`, that so many blocks hold; 0 if they hold none."""
