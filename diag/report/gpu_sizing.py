@@ -80,14 +80,6 @@ def render_budget(budget: Budget) -> str:
     lines += ["", *table(cache)] if cache else []
     if ledger.doubt and ledger.tokens and ledger.tokens.high - ledger.tokens.low > WIDE * ledger.tokens.central:
         lines += paragraph(f"The range of the KV cache is wide: {ledger.doubt}.", "  - ", "    ")
-    length, layout = setup.length, ledger.layout
-    if layout and layout.blocks(length) != (resting := layout.blocks_at_rest(length)):
-        lines += paragraph(
-            "vLLM logs the KV cache as for requests whose prompts are all being read, with the tokens of whole steps in"
-            f" their windows. One that decodes has {resting:,} blocks, by which safe concurrency and requests count.",
-            "  - ",
-            "    ",
-        )
 
     if ledger.verdict != "fits" and ledger.kv_cache and ledger.layout:
         heading = "  Any one of these makes it fit:" if len(budget.suggestions) > 1 else "  This makes it fit:"
@@ -111,13 +103,15 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
         value = budget.logged.get(name)
         return "" if value is None else f"log: {value:,.10g}{unit}"
 
-    kinds = ((layout.windows, "have a sliding window"), (layout.states, "keep a state"))
+    kinds = ((layout.number("window", "chunk"), "have a sliding window"), (layout.number("state"), "keep a state"))
     shares = "".join(f", {count} of {len(layout.groups)} layer groups {what}" for count, what in kinds if count)
-    blocks = f"{layout.blocks(setup.length):,} blocks"
+    blocks, decoding = layout.blocks(setup.length), layout.blocks(setup.length, decoding=True)
+    then = f" while its prompt is read, {decoding:,} while it decodes" if decoding < blocks else ""
     inside = sum(ledger.block_bytes / group.block for group in layout.groups if group.kind in ("window", "chunk"))
     within = " within the window" if inside and not ledger.token_bytes else ""
     yield "KV cache per token", f"{ledger.token_bytes or inside:,.0f} bytes{within}{shares}", ""
-    yield f"for {setup.length:,} tokens", f"{gibibytes(ledger.needed)}, {blocks}", logged("needed", " GiB")
+    needed = f"{gibibytes(ledger.needed)}, {blocks:,} blocks{then}"
+    yield f"for {setup.length:,} tokens", needed, logged("needed", " GiB")
 
     if ledger.tokens and ledger.blocks and ledger.concurrency:
         tokens = ledger.tokens

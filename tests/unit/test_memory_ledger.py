@@ -14,7 +14,7 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
-from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
+from diag.vllm.memory.fitting import safe_length, suggestions
 from diag.vllm.memory.kv_layout import CacheGroup, CacheLayout, NotCovered, bytes_read, cache_layout
 from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger, state_blocks_needed
 from diag.vllm.memory.model import Model, read
@@ -192,7 +192,7 @@ def test_pipeline_parallelism_divides_the_cache_by_its_fullest_stage() -> None:
 def in_groups(kept: CacheLayout) -> tuple[int, int, int]:
     """The layers of a group, the groups that keep all tokens and those that keep a window."""
     growing = sum(group.kind == "full" for group in kept.groups)
-    return max(len(group.layers) for group in kept.groups), growing, kept.windows
+    return max(len(group.layers) for group in kept.groups), growing, kept.number("window", "chunk")
 
 
 def test_layers_with_a_window_stop_growing() -> None:
@@ -554,7 +554,9 @@ def test_a_context_beyond_the_models_own_needs_its_variable() -> None:
 
 def test_uncounted_memory_prevents_the_verdict_safe() -> None:
     found = estimated("llama-3-8b", "--speculative-config {}")
-    assert (safe_length(found), safe_sequences(found)) == (None, None)
+    assert safe_length(found) is None
+    launch = f"vllm serve {MODELS / 'llama-3-8b'} --speculative-config {{}}"
+    assert estimate(BudgetOptions(launch, "h100", version="0.32.0")).sequences is None
 
 
 def test_without_a_gpu_the_fit_is_unknown() -> None:

@@ -278,7 +278,10 @@ def test_other_files_and_places_are_not_taken_for_a_shape(name: str) -> None:
         ("sonar-reasoning-pro", "its vendor alone"),
         ("vllm-ascend/Qwen3-32B-W8A8", "for Ascend NPUs"),
         ("QuantTrio/DeepSeek-R1-0528-GPTQ-Int4-Int8Mix-Compact", "a quantization that diag does not size"),
-        ("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", "drafts for, by its name meta-llama/Llama-3.1-8B-Instruct:"),
+        (
+            "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+            "drafts for, by its name meta-llama/Llama-3.1-8B-Instruct:",
+        ),
         ("lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B", "drafts for, by its name meta-llama/Llama-3.1-8B-Instruct:"),
         ("z-lab/Qwen3-8B-DFlash-b16", "drafts for, by its name Qwen/Qwen3-8B: both are sized together"),
         ("someone/my-eagle3", "drafts for$"),

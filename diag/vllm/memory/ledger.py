@@ -95,7 +95,7 @@ class Ledger:
 
     @property
     def concurrency(self) -> tuple[float, float] | None:
-        """Return the requests of the longest context that vLLM's log names, all of them while their prompts are read."""
+        """Return the requests of the longest context that vLLM logs, all of them while their prompts are read."""
         if not (self.layout and self.blocks):
             return None
         request = self.layout.blocks(self.setup.length)
