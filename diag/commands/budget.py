@@ -48,8 +48,19 @@ from diag.vllm.deployments import (
 )
 from diag.vllm.flags.registry import understood, versions
 from diag.vllm.gpus import GpuModel
-from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
-from diag.vllm.memory.ledger import ACTIVATIONS, BUDGET, GRAPHS, KV_CACHE, NON_TORCH, WEIGHTS, Ledger, Measured, judge
+from diag.vllm.memory.fitting import safe_length, suggestions
+from diag.vllm.memory.ledger import (
+    ACTIVATIONS,
+    BUDGET,
+    GRAPHS,
+    KV_CACHE,
+    NON_TORCH,
+    WEIGHTS,
+    Ledger,
+    Measured,
+    judge,
+    uncounted,
+)
 from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
 from diag.vllm.memory.shapes import find_shape, launch_flags, served_name, unsized
@@ -165,7 +176,7 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         logged=logged.numbers | ({"needed": sum(needed) / 2 / GIB} if needed else {}),
         suggestions=tuple((change.flag, change.value) for change in wanted),
         longest=safe_length(ledger),
-        sequences=safe_sequences(ledger),
+        sequences=None if uncounted(ledger) else ledger.requests,
         offers=tuple(offers(model, ledger, card)),
     )
 

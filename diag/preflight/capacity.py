@@ -22,7 +22,7 @@ def memory_estimate(facts: PreflightFacts) -> Iterator[Outcome]:
         return
     if ledger.verdict == "cannot tell" or ledger.tokens is None or ledger.concurrency is None:
         raise NotChecked(ledger.reasons[0] if ledger.reasons else "the size of the KV cache is not known")
-    requests = ledger.concurrency[0]
+    requests = max(ledger.concurrency[0], ledger.requests or 0)  # windows are small again after the prompt
     room = f"{gibibytes(ledger.kv_cache.low, 1)} of KV cache: " if ledger.kv_cache else ""
     message = f"{room}{ledger.tokens.low:,} tokens, {requests:.1f} requests of {ledger.setup.length:,}"
     long = f"{message}: a second long request waits for the first"

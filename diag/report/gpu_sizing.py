@@ -103,13 +103,15 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
         value = budget.logged.get(name)
         return "" if value is None else f"log: {value:,.10g}{unit}"
 
-    kinds = ((layout.windows, "have a sliding window"), (layout.states, "keep a state"))
+    kinds = ((layout.number("window", "chunk"), "have a sliding window"), (layout.number("state"), "keep a state"))
     shares = "".join(f", {count} of {len(layout.groups)} layer groups {what}" for count, what in kinds if count)
-    blocks = f"{layout.blocks(setup.length):,} blocks"
+    blocks, decoding = layout.blocks(setup.length), layout.blocks(setup.length, decoding=True)
+    then = f" while its prompt is read, {decoding:,} while it decodes" if decoding < blocks else ""
     inside = sum(ledger.block_bytes / group.block for group in layout.groups if group.kind in ("window", "chunk"))
     within = " within the window" if inside and not ledger.token_bytes else ""
     yield "KV cache per token", f"{ledger.token_bytes or inside:,.0f} bytes{within}{shares}", ""
-    yield f"for {setup.length:,} tokens", f"{gibibytes(ledger.needed)}, {blocks}", logged("needed", " GiB")
+    needed = f"{gibibytes(ledger.needed)}, {blocks:,} blocks{then}"
+    yield f"for {setup.length:,} tokens", needed, logged("needed", " GiB")
 
     if ledger.tokens and ledger.blocks and ledger.concurrency:
         tokens = ledger.tokens
@@ -120,7 +122,7 @@ def _cache_rows(budget: Budget) -> Iterator[tuple[str, str, str]]:
         yield "KV cache size", size, logged("tokens")
         yield "KV blocks", f"{_range(f'{ledger.blocks.low:,}', f'{ledger.blocks.high:,}')} of {layout.block} tokens", ""
         requests = _range(*(f"{bound:.2f}" for bound in ledger.concurrency))
-        yield "concurrency", f"{requests} requests of {setup.length:,} tokens", logged("concurrency")
+        yield "logged concurrency", f"{requests} requests of {setup.length:,} tokens", logged("concurrency")
 
     if budget.longest is not None:
         flag = f"--max-model-len {budget.longest}" if budget.longest else "none"

@@ -39,7 +39,7 @@ FITS: llama-3.1-8b on 1 x h100 (79.25 GiB), vLLM 0.32.0, context 8,192 tokens
   for 8,192 tokens    1.00 GiB, 512 blocks
   KV cache size       418,560 to 418,640 tokens                log: 418,608
   KV blocks           26,160 to 26,165 of 16 tokens
-  concurrency         51.09 to 51.10 requests of 8,192 tokens  log: 51.1
+  logged concurrency  51.09 to 51.10 requests of 8,192 tokens  log: 51.1
   safe context        --max-model-len 131072
   safe concurrency    --max-num-seqs 51 without preemption
 

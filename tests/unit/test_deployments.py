@@ -19,12 +19,12 @@ from diag.core.errors import BadUsage
 from diag.knowledge.catalog import load
 from diag.lint.host import memory_ledger
 from diag.lint.rule import HostGpu, HostGpus, LintTarget
+from diag.preflight.capacity import memory_estimate
 from diag.preflight.check import PreflightFacts
 from diag.report.gpu_sizing import render_budget
 from diag.vllm.command.parse import parse
 from diag.vllm.deployments import NOW
 from diag.vllm.gpus import memory
-from diag.vllm.memory.fitting import safe_sequences
 from diag.vllm.memory.ledger import WEIGHTS
 from diag.vllm.work import _command_samples
 
@@ -90,7 +90,7 @@ def test_offers_repeat_the_ledger_of_their_page(seed: int) -> None:
     except BadUsage:
         return
     now = [one for one in budget.offers if one.change == NOW]
-    assert [one.requests for one in now] == [safe_sequences(budget.ledger) for one in now]
+    assert [one.requests for one in now] == [budget.sequences for one in now]
     assert [one.ledger.tokens for one in now] == [budget.ledger.tokens for one in now]
     last = budget.offers[-1] if budget.offers else None
     if last and now and last.change == "more GPUs":
@@ -115,7 +115,7 @@ def test_a_launch_has_the_same_numbers_on_budget_lint_preflight_and_doctor(seed:
     runs = (("dtype", "float32"),) if page.setup.float32 else ()  # the server tells it
     live = {(name, *labels): value for name, labels, value in _command_samples(command, "0.32.0", runs)}
     kept = live.get(("diag_vllm_kv_cache_bytes_per_token",))
-    if kept and page.layout and not (page.layout.windows or page.layout.states) and page.setup.pipeline == 1:
+    if kept and page.layout and not page.layout.number("window", "chunk", "state") and page.setup.pipeline == 1:
         assert kept == pytest.approx(page.token_bytes, rel=0.01)
     total = next(row.computed for row in page.rows if row.name == WEIGHTS)
     read = sum(value for (name, *_), value in live.items() if name == "diag_vllm_weight_bytes")
@@ -152,6 +152,18 @@ def test_wide_expert_parallelism_is_sized() -> None:
     page, said = sized("vllm serve deepseek-ai/DeepSeek-V3 -dp 16 --enable-expert-parallel", "h200", "8k", 256)
     assert page.startswith("16 x h200 (TP 1 DP 16 EP) holds 256 requests of 8,000 tokens, with room")
     assert [one["decode"] for one in said["configurations"]][:1] == [None]  # type: ignore[attr-defined]
+
+
+def test_a_load_is_held_by_requests_that_decode() -> None:
+    """Was: 168 x H200, each of 500 requests with two steps of tokens in its windows."""
+    page, said = sized("vllm serve deepseek-ai/DeepSeek-V4-Flash", "h200", "16k", 500)
+    first = rows_of(said)[0]
+    assert first["gpus"] == 4 and f" holds 500 requests of 16,000 tokens, with room for {first['requests']:,}." in page
+    text = render_budget(estimate(BudgetOptions(str(said["launch"]), "h200", version="0.32.0")))
+    assert f"--max-num-seqs {int(str(first['requests'])) // int(str(first['replicas']))} without" in text
+    assert "while its prompt is read, 93 while it decodes" in " ".join(text.split())
+    text = render_budget(estimate(BudgetOptions("Qwen/Qwen3-8B", "h200", version="0.32.0")))
+    assert "while it decodes" not in text
 
 
 def rows_of(said: dict[str, object]) -> list[dict[str, object]]:
@@ -209,6 +221,15 @@ def test_a_model_of_a_trillion_parameters_is_offered_several_hosts(name: str) ->
     assert flag == "--tensor-parallel-size" and re.fullmatch(r"8 --pipeline-parallel-size [248]", value)
     may = "may make" if "Kimi" in name else "makes"  # the activations of its encoder are not counted
     assert f"This {may} it fit:\n    {flag} {value}" in render_budget(budget)
+
+
+@pytest.mark.parametrize(("length", "states"), [("16k", ["pass"]), ("32k", ["warn"])])
+def test_a_second_request_beside_small_windows_does_not_wait(length: str, states: list[str]) -> None:
+    """Was: a warning of preflight, for 1.4 requests with two steps in the windows of each; with 16k two fit."""
+    launch = f"vllm serve {MODELS / 'gemma-3-27b'} --max-model-len {length}"
+    facts = PreflightFacts(Contract(), load(None), "0.32.0", command=parse(launch))
+    facts = with_ledger(facts, PreflightOptions(launch, gpu="h100"), launch)
+    assert [one.state for one in memory_estimate(facts)] == states
 
 
 def test_rates_that_are_not_modelled_say_so() -> None:
@@ -353,6 +374,43 @@ def test_first_line_and_launch_are_true(model: str, gpu: str, context: str, conc
     assert re.search(says, f"{' '.join(page.split())[:200]}\n{said['launch']}", re.M)
 
 
+def test_the_chosen_row_is_marked_and_the_parameters_are_counted() -> None:
+    for context, concurrency in (("8k", 4), ("8k", 200)):
+        page, said = sized("Qwen/Qwen3-8B", "l4", context, concurrency)
+        (marked,) = re.findall(r"^  > (\d+ x \S+) ", page, re.M)
+        assert page.startswith(f"{marked} (") and "chosen (>): what holds it on the least GPU memory" in page
+        assert marked in {f"{one['gpus']} x {one['gpu']}" for one in rows_of(said)}
+        assert "8.19 billion parameters;" in page
+    unchosen, _ = sized(f"vllm serve {MODELS / 'llama-3.1-8b'}", "h100", "32k", 9_000_000)
+    assert "  > " not in unchosen and "billion parameters" not in unchosen
+
+
+def test_a_part_of_a_gpu_holds_a_load_but_is_joined_with_no_other() -> None:
+    """Was: exit 64 for the load, and tensor parallelism over parts of a GPU as what makes it fit."""
+    page, said = sized("Qwen/Qwen3-8B", "h100-mig-3g.40gb", "8k", 10)
+    assert page.startswith("1 x h100-3g.40gb (TP 1) holds 10 requests") and "only the memory is known" in page
+    assert {one["tensor_parallel_size"] for one in rows_of(said)} == {1}
+    small = estimate(BudgetOptions("meta-llama/Llama-3.1-8B-Instruct", "h100-mig-1g.10gb", version="0.32.0"))
+    assert small.ledger.verdict == "does not fit" and not small.suggestions
+    assert {one.setup.tensor for one in small.offers} <= {1}
+    whole = estimate(BudgetOptions("meta-llama/Llama-3.1-70B-Instruct", "h100", version="0.32.0"))
+    assert "--tensor-parallel-size" in {flag for flag, _ in whole.suggestions}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Mixtral MoE 8x7B (FP8)", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
+        ("Mixtral MoE 8x22B FP8", "mistralai/Mixtral-8x22B-Instruct"),
+        ("StarCoderBase 15.5B", "bigcode/starcoder"),
+        ("DBRX Instruct FP8", "databricks/dbrx-instruct"),
+    ],
+)
+def test_a_displayed_name_may_have_spaces_and_brackets(name: str, shape: str) -> None:
+    """Was: exit 65, no command that starts a vLLM server."""
+    assert any(f"the shape is that of {shape} " in note for note in estimate(BudgetOptions(name, "h200")).notes)
+
+
 def test_a_launch_has_each_flag_once() -> None:
     _, said = sized(f"vllm serve {MODELS / 'llama-3.1-8b'} --max-num-seqs 8 --max-model-len 4k", "h100", "1k", 50)
     flags = str(said["launch"]).split()[3:]
@@ -364,7 +422,7 @@ def test_both_pages_hold_the_same_requests_if_no_release_is_named() -> None:
     command = f"vllm serve {MODELS / 'llama-3.1-8b'} --max-model-len 32000 -tp 1"
     options = BudgetOptions(command, "l40s", context="32k", concurrency=2)
     said = json.loads(run(options, as_json=True)[0])
-    assert said["configurations"][0]["requests"] == safe_sequences(estimate(BudgetOptions(command, "l40s")).ledger)
+    assert said["configurations"][0]["requests"] == estimate(BudgetOptions(command, "l40s")).sequences
 
 
 def test_config_takes_a_file_of_any_name(tmp_path: Path) -> None:

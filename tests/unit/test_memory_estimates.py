@@ -19,7 +19,6 @@ from diag.vllm import gpus
 from diag.vllm.command import parse as command
 from diag.vllm.deployments import NOW, offers
 from diag.vllm.memory import profiling
-from diag.vllm.memory.fitting import safe_sequences
 from diag.vllm.memory.ledger import ADAPTERS, DRAFT, KV_CACHE, WEIGHTS, Ledger, ledger
 from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
@@ -256,7 +255,7 @@ def test_offers_begin_with_the_most_cache_for_a_gpu_and_end_with_more_gpus() -> 
     model, found = planned(MODELS / "llama-3-70b", "-tp 4", gpu="h100")
     page = ledger(model, found)
     now, *made = offers(model, page, gpus.named("h100"))
-    assert (now.change, now.requests, now.ledger) == (NOW, safe_sequences(page), page)
+    assert (now.change, now.requests, now.ledger) == (NOW, page.requests, page)
     sizes = [one.tokens_per_gpu for one in made if one.gpus <= 4]
     assert sizes == sorted(sizes, reverse=True)
     assert {one.change: one.gpus for one in made} == {

@@ -14,8 +14,8 @@ from diag.core.errors import BadUsage
 from diag.core.formatting import GIB
 from diag.vllm import gpus
 from diag.vllm.command import parse as command
-from diag.vllm.memory.fitting import safe_length, safe_sequences, suggestions
-from diag.vllm.memory.kv_layout import CacheLayout, NotCovered, bytes_read, cache_layout
+from diag.vllm.memory.fitting import safe_length, suggestions
+from diag.vllm.memory.kv_layout import CacheGroup, CacheLayout, NotCovered, bytes_read, cache_layout
 from diag.vllm.memory.ledger import BUDGET, GRAPHS, KV_CACHE, WEIGHTS, Ledger, Measured, ledger, state_blocks_needed
 from diag.vllm.memory.model import Model, read
 from diag.vllm.memory.setup import GpuSpec, Setup, check, setup, size
@@ -192,7 +192,7 @@ def test_pipeline_parallelism_divides_the_cache_by_its_fullest_stage() -> None:
 def in_groups(kept: CacheLayout) -> tuple[int, int, int]:
     """The layers of a group, the groups that keep all tokens and those that keep a window."""
     growing = sum(group.kind == "full" for group in kept.groups)
-    return max(len(group.layers) for group in kept.groups), growing, kept.windows
+    return max(len(group.layers) for group in kept.groups), growing, kept.number("window", "chunk")
 
 
 def test_layers_with_a_window_stop_growing() -> None:
@@ -220,6 +220,19 @@ def test_layers_of_two_kinds_make_groups_of_one_size(
     assert in_groups(kept) == groups
     in_steps_and_window = -(-(1023 + 2 * 2048) // 16) + 1
     assert kept.blocks(8192) == groups[1] * 512 + groups[2] * in_steps_and_window
+
+
+@pytest.mark.parametrize(
+    ("windows", "window", "blocks", "length", "held"),
+    [(6, 1024, 40_000, 16_000, 24), (6, 1024, 17_000, 32_000, 4), (1, 128, 30_000, 32_000, 14)],
+)
+def test_requests_are_as_many_as_vllm_admits(windows: int, window: int, blocks: int, length: int, held: int) -> None:
+    """Was: 5, 1 and 9, each with two steps in its windows. KVCacheManager of 0.32.0 admits and keeps `held`."""
+    groups = [CacheGroup("full", 16, (), ()), *[CacheGroup("window", 16, (), (), window)] * windows]
+    layout = CacheLayout(16, tuple(groups), 2 * 8192)
+    assert layout.requests(blocks, length) == held
+    counts = [layout.requests(number, length) for number in range(blocks)]
+    assert counts == sorted(counts) and counts[layout.blocks(length) : layout.blocks(length) + 2] == [0, 1]
 
 
 @pytest.mark.parametrize(("version", "tokens"), [("0.25.1", 2048), ("0.26.0", 4096)])
@@ -541,7 +554,9 @@ def test_a_context_beyond_the_models_own_needs_its_variable() -> None:
 
 def test_uncounted_memory_prevents_the_verdict_safe() -> None:
     found = estimated("llama-3-8b", "--speculative-config {}")
-    assert (safe_length(found), safe_sequences(found)) == (None, None)
+    assert safe_length(found) is None
+    launch = f"vllm serve {MODELS / 'llama-3-8b'} --speculative-config {{}}"
+    assert estimate(BudgetOptions(launch, "h100", version="0.32.0")).sequences is None
 
 
 def test_without_a_gpu_the_fit_is_unknown() -> None:

@@ -63,6 +63,20 @@ XiaomiMiMo/MiMo-V2.5-Pro 1023.2
 poolside/Laguna-M.1-FP8 225.8
 meta-llama/Llama-Guard-4-12B 12.0
 LiquidAI/LFM2.5-230M 0.23
+hfl/chinese-alpaca-2-7b 6.93
+OPEA/SmolVLM-Instruct-int4-sym-inc 2.246
+allenai/Molmo-72B-0924 73.3
+zai-org/GLM-GA 10.29
+cl-nagoya/ruri-v3-310m 0.3146
+cl-nagoya/ruri-base-v2 0.1112
+lightonai/mDenseOn 0.3069
+sdadas/mmlw-roberta-large 0.435
+sbintuitions/sarashina-embedding-v2-1b 1.224
+sentence-transformers/LaBSE 0.4709
+cross-encoder/ettin-reranker-1b-v1 1.028
+ibm-granite/granite-embedding-107m-multilingual 0.107
+codefuse-ai/F2LLM-v2-8B 7.568
+baai/Infinity-Instruct-3M-0613-Llama3-70B 70.55
 deepseek-v3.1:671b 671.03
 zai-org/GLM-4.5V-FP8 107.71
 LiquidAI/LFM2-8B-A1B 8.34
@@ -264,6 +278,17 @@ def test_other_files_and_places_are_not_taken_for_a_shape(name: str) -> None:
         ("sonar-reasoning-pro", "its vendor alone"),
         ("vllm-ascend/Qwen3-32B-W8A8", "for Ascend NPUs"),
         ("QuantTrio/DeepSeek-R1-0528-GPTQ-Int4-Int8Mix-Compact", "a quantization that diag does not size"),
+        (
+            "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3",
+            "drafts for, by its name meta-llama/Llama-3.1-8B-Instruct:",
+        ),
+        ("lmsys/sglang-EAGLE3-LLaMA3.1-Instruct-8B", "drafts for, by its name meta-llama/Llama-3.1-8B-Instruct:"),
+        ("z-lab/Qwen3-8B-DFlash-b16", "drafts for, by its name Qwen/Qwen3-8B: both are sized together"),
+        ("someone/my-eagle3", "drafts for$"),
+        ("minishlab/potion-retrieval-32M", "no model that vLLM serves"),
+        ("KaLM-Embedding/KaLM-Reranker-V1-Small", "an encoder and a decoder"),
+        ("nvidia/Cosmos3-Nano", "makes pictures"),
+        ("cohere/embed-english-v3.0", "its vendor alone"),
         ("meta-llama/Llama-3.1", "names no size: diag knows meta-llama/Llama-3.1-8B-Instruct, .*70B"),
     ],
 )

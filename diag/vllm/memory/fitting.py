@@ -57,11 +57,6 @@ def safe_length(page: Ledger) -> int | None:
     return rounded(page.longest.low, page.model.longest) if page.longest and not uncounted(page) else None
 
 
-def safe_sequences(page: Ledger) -> int | None:
-    """Return the requests of the longest context that certainly run at a time without preemption; None if unknown."""
-    return None if uncounted(page) else page.requests
-
-
 def suggestions(page: Ledger, measured: Measured, judge: Judge = ledger) -> list[Suggestion]:
     """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context.
 

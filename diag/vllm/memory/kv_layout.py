@@ -19,6 +19,8 @@ from diag.vllm.memory.parts import Kind, Mixer
 from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup
 
+_DECODING = 2
+"""Tokens in flight of a request that decodes: one in each of two steps; drafted ones take no block more up to 17."""
 RESERVED = 1
 """The null block, which no request gets. 0.32 counts it when it checks that one request fits."""
 LATENT_ALIGNMENT = 128
@@ -84,15 +86,9 @@ class CacheLayout:
         """Return the bytes of a token in the groups that keep every token."""
         return sum(block_bytes / group.block for group in self.groups if group.kind in ("full", "latent"))
 
-    @property
-    def windows(self) -> int:
-        """Return the number of groups that keep a window or a chunk of tokens."""
-        return sum(group.kind in ("window", "chunk") for group in self.groups)
-
-    @property
-    def states(self) -> int:
-        """Return the number of groups that keep a state."""
-        return sum(group.kind == "state" for group in self.groups)
+    def number(self, *kinds: Kind) -> int:
+        """Return the number of groups of these kinds."""
+        return sum(group.kind in kinds for group in self.groups)
 
     def block_bytes(self, span: range | None = None) -> int:
         """Return the bytes of a block on a GPU that has the layers of `span`, all without it."""
@@ -101,9 +97,15 @@ class CacheLayout:
             for group in self.groups
         )
 
-    def blocks(self, length: int) -> int:
-        """Return the blocks that a request of `length` tokens takes."""
-        return sum(group.blocks(length, self.in_flight) for group in self.groups)
+    def blocks(self, length: int, decoding: bool = False) -> int:
+        """Return the blocks that a request of `length` tokens is admitted for to read its prompt, or has after that."""
+        in_flight = min(_DECODING, self.in_flight) if decoding else self.in_flight
+        return sum(group.blocks(length, in_flight) for group in self.groups)
+
+    def requests(self, blocks: int, length: int) -> int:
+        """Return the requests that so many blocks hold: each is admitted beside others that decode (allocate_slots)."""
+        free = blocks - RESERVED - self.blocks(length)
+        return 0 if free < 0 else 1 + free // self.blocks(length, decoding=True)
 
     def longest(self, blocks: int, most: int) -> int:
         """Return the longest request, up to `most`, that so many blocks hold; 0 if they hold none."""

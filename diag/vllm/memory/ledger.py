@@ -91,11 +91,11 @@ class Ledger:
         """Return the requests of the longest context that certainly run at a time without preemption."""
         if not (self.layout and self.blocks):
             return None
-        return max(self.blocks.low - 1, 0) // self.layout.blocks(self.setup.length)
+        return self.layout.requests(self.blocks.low, self.setup.length)
 
     @property
     def concurrency(self) -> tuple[float, float] | None:
-        """Return the requests of the longest context that the KV cache holds, as vLLM counts them."""
+        """Return the requests of the longest context that vLLM logs, all of them while their prompts are read."""
         if not (self.layout and self.blocks):
             return None
         request = self.layout.blocks(self.setup.length)

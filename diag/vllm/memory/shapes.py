@@ -57,6 +57,7 @@ class _NameTables(NamedTuple):
     other_shape: tuple[str, ...]
     other_size: tuple[str, ...]
     format: re.Pattern[str]
+    draft: re.Pattern[str]
     spelling: Mapping[str, str]
     latest: Mapping[str, str]
     tune: tuple[Tune, ...]
@@ -93,7 +94,11 @@ def unsized(name: str) -> str:
     """Return why no shape is looked for by a name, as the end of a sentence; "" for a name that may have one."""
     plain = re.sub(r"[_\s]", "-", name.lower()).removeprefix("~")
     reasons = _names().unsized.items()
-    return next((reason for reason, words in reasons if re.search("|".join(words), plain)), "")
+    reason = next((reason for reason, words in reasons if re.search("|".join(words), plain)), "")
+    last = plain.rpartition("/")[2]
+    drafted = re.sub(_names().draft, "", last).strip("-.") if reason.startswith("is a draft") else last
+    target = find_shape(drafted) if drafted != last else None
+    return f"{reason}, by its name {target.repository}: both are sized together" if target else reason
 
 
 def repositories() -> tuple[str, ...]:
