@@ -206,7 +206,7 @@ def served(ramp: RampResult, step: LoadStep) -> Figure:
         low, high = max(1 - error, 0.0), 1 + error
     full = [other for other in ramp.steps if other.kind == "closed" and other.in_flight >= step.in_flight]
     rates = [other.served for other in full if other.preemptions <= RECOMPUTES * other.requests]
-    if step.kind == "closed" and step == _highest(ramp) and len(rates) > 1:
+    if step.kind == "closed" and step == _highest(ramp) and len(rates) > 1 and max(rates) > 0:
         apart = (max(rates) - min(rates)) / (max(rates) + min(rates))
         low, high = min(low, 1 - apart), max(high, 1 + apart)
     return Figure(step.served, step.served * low, step.served * high / (1 - min(step.cpu_wait or 0.0, 0.9)))

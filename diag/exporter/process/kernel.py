@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from diag.core.files import exists
 from diag.core.metric_families import Sample
 
 MOST_BYTES = 2**20
@@ -132,9 +133,9 @@ def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) ->
         if path.startswith("/.."):  # in a container beside ours, which sees its own part of the tree there
             top, path = proc / str(pid) / "root" / top.relative_to("/"), "/"
         folder = top / path.lstrip("/")
-        if not folder.is_dir() and path == ours.get(controller, ours.get("", "")):
+        if not exists(folder) and path == ours.get(controller, ours.get("", "")):
             folder = top  # a container's own group, under the name that it has on its host
-        if not path or not folder.is_dir():
+        if not path or not exists(folder):
             return ()
         return (folder, *(above for above in folder.parents if above.is_relative_to(top)))
 

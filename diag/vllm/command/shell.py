@@ -20,6 +20,8 @@ MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
+_DEEPEST = 64
+"""Blocks within each other that tell the way to a command: each command has a path."""
 BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
 _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
 _CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
@@ -152,7 +154,8 @@ class _Blocks:
             self._open[-1] = (number, -1 if is_else else max(0, branch + 1), is_case)
 
     def path(self, tested: bool) -> tuple[tuple[int, int], ...]:
-        return (*((number, branch) for number, branch, _ in self._open), *(((self.count, 0),) if tested else ()))
+        blocks = self._open[:_DEEPEST]
+        return (*((number, branch) for number, branch, _ in blocks), *(((self.count, 0),) if tested else ()))
 
 
 def filled_templates(text: str) -> str:
