@@ -8,8 +8,7 @@ from itertools import islice
 import numpy as np
 
 from diag.core.incident import Condition, Incident, seconds
-from diag.core.subjects import Instants
-from diag.diagnosis.decision_table import LOOK, Episode, Reading, Trits, holds
+from diag.diagnosis.decision_table import LOOK, Episode, Reading, holds, runs
 from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.formulas import expanded
@@ -22,7 +21,7 @@ AVERAGES = re.compile(r"\b(rate|avg_over_time)\(")
 LOOK_BACK = 1800
 """Seconds before an episode in which its first sign is looked for."""
 MOST_BREAK = 300.0
-"""Seconds without a sign that separate two episodes, unless one has a longer break itself."""
+"""Seconds without an event that separate two episodes of events, unless breaks inside the episode are shorter."""
 FEW = 5
 """Servers up to which all incidents are dated."""
 
@@ -77,109 +76,51 @@ def _first_sign(diagnosis: Diagnosis, since: float, queries: QueryCache) -> floa
     return max(min(signs), since - window)
 
 
-def _held(
-    condition: Condition, limit: float, diagnosis: Diagnosis, queries: QueryCache, begin: float, end: float
-) -> tuple[Instants, list[Trits]]:
-    """Return the scrapes of a span of unix seconds, and where the condition holds over each of some short windows."""
-    step, last = round(queries.source.interval * 1000), round(end * 1000)
-    first = max(queries.source.first, round(begin * 1000) - step)
-    scraped = queries.source.instants
-    instants = scraped[(scraped >= first) & (scraped <= last)]
-    if len(instants) < (last - first) // step:  # a long range is judged at fewer instants than it was scraped
-        instants = last - step * np.arange((last - first) // step, -1, -1, dtype=np.int64)
-    # over two intervals a first sign is diluted; over the last one, few events may show nothing
-    windows = [queries.holding(queries.source.interval / 2), queries.holding(queries.source.interval)]
-    windows += [queries.live("1s")] if condition.signal is diagnosis.incident.sign else []
-    rows = (
-        queries.ask(condition.signal, diagnosis.incident.per, window, instants).of(diagnosis.subject)
-        for window in (windows if len(instants) else ())
-    )
-    return instants, [holds(row, condition.op, limit) for row in rows if row is not None]
-
-
 def _first_scrape(
-    condition: Condition, limit: float, diagnosis: Diagnosis, queries: QueryCache, until: float, back: float
+    condition: Condition,
+    limit: float,
+    diagnosis: Diagnosis,
+    queries: QueryCache,
+    until: float,
+    back: float,
+    end: float = -math.inf,
 ) -> list[float]:
     """Return the first of the unbroken row of scrapes up to a time at which a condition holds over a short window.
 
-    Empty if the row reaches back to the first sample, or for `back` seconds, or the last scrape does not show it.
+    Empty if the row reaches back to the first sample, or for `back` seconds, or the last scrape does not show it. A
+    sign that is a peak is an event: a break of up to four times the median break of its episode, which goes on until
+    `end`, is none. Of events that come by chance, one break in twenty is as long.
     """
-    instants, rows = _held(condition, limit, diagnosis, queries, until - back, until)
+    is_event = condition.signal is diagnosis.incident.sign and condition.signal.window_scaling == "peak"
+    step, last = round(queries.source.interval * 1000), round((max(until, end) if is_event else until) * 1000)
+    begin = max(queries.source.first, round((until - back) * 1000) - step)
+    scraped = queries.source.instants
+    instants = scraped[(scraped >= begin) & (scraped <= last)]
+    if len(instants) < (last - begin) // step:  # a long range is judged at fewer instants than it was scraped
+        instants = last - step * np.arange((last - begin) // step, -1, -1, dtype=np.int64)
+    # over two intervals a first sign is diluted; over the last one, few events may show nothing
+    windows = [queries.holding(queries.source.interval / 2), queries.holding(queries.source.interval)]
+    windows += [queries.live("1s")] if condition.signal is diagnosis.incident.sign else []
     first = []
-    for held in rows:
-        if (held == 0).any():
-            clear = int(np.flatnonzero(held == 0)[-1])
-            first += (clear + np.flatnonzero(held[clear:] == 1)[:1]).tolist()
+    for window in windows if len(instants) else ():
+        row = queries.ask(condition.signal, diagnosis.incident.per, window, instants).of(diagnosis.subject)
+        held = holds(row, condition.op, limit) if row is not None else np.empty(0, np.int8)
+        breaks = np.diff(instants[(held == 1) & (instants >= until * 1000)] if is_event and len(held) else [])
+        breaks = breaks[breaks > 1.5 * step]
+        usual = float(np.median(breaks)) if len(breaks) else 0.0
+        apart = min(4 * usual, MOST_BREAK * 1000)
+        held = held[instants <= until * 1000] if len(held) else held
+        for shown in runs(held, instants[: len(held)], apart / 1000)[-1:]:
+            is_broken = (held[shown[-1] :] == 0).any() and until * 1000 - instants[shown[-1]] > apart
+            if not is_broken and (held[: shown[0]] == 0).any() and instants[shown[0]] - instants[0] > usual:
+                first.append(int(shown[0]))
     return [float(instants[min(first)]) / 1000] if first else []
-
-
-def _has_events(incident: Incident) -> bool:
-    """Return True if the sign of an incident is an event, between two of which no scrape shows it."""
-    return incident.sign is not None and incident.sign.window_scaling == "peak"
-
-
-def _events(diagnosis: Diagnosis, queries: QueryCache, begin: float, end: float) -> list[float]:
-    """Return the scrapes of a span that show the sign of an incident, in unix seconds."""
-    sign = diagnosis.incident.sign
-    assert sign is not None
-    condition = Condition(sign, ">", 0.0, diagnosis.incident.symptoms[0].why)
-    instants, rows = _held(condition, 0.0, diagnosis, queries, begin, end)
-    return (instants[np.any([held == 1 for held in rows], axis=0)] / 1000).tolist() if rows else []
-
-
-def _breaks(events: Sequence[float], queries: QueryCache) -> tuple[float, float]:
-    """Return the seconds between two of the events of an episode: the usual ones, and the most for which it goes on.
-
-    The most is the longest of its breaks, or four times the median: of events that come by chance, one break in twenty
-    is as long.
-    """
-    dense = 1.5 * queries.source.interval
-    breaks = np.diff(events)
-    breaks = breaks[breaks > dense]
-    if not len(breaks):
-        return dense, dense
-    usual, longest = float(np.median(breaks)), float(breaks.max())
-    return usual, max(longest, min(4 * usual, MOST_BREAK)) if len(breaks) > 1 else longest
-
-
-def _first_event(
-    diagnosis: Diagnosis, queries: QueryCache, since: float, end: float, after: float | None
-) -> float | None:
-    """Return the time of the first of the events that an episode consists of, with no longer break than it has itself.
-
-    `since` if none shows, None if the one before may have come before the first sample.
-    """
-    begin = max(since - LOOK_BACK, -math.inf if after is None else after)
-    events = _events(diagnosis, queries, begin, min(end, since + LOOK_BACK))
-    usual, longest = _breaks([event for event in events if event >= since], queries)
-    began = since
-    for event in reversed(events):
-        if began - event > longest or (after is not None and event <= after):
-            break
-        began = min(began, event)
-    return None if began < since and began - queries.source.first / 1000 <= usual else began
-
-
-def _goes_on(diagnosis: Diagnosis, queries: QueryCache) -> bool:
-    """Return True if an incident whose last window shows health has only paused: its signs come no rarer than before.
-
-    Health that is no longer than a window does not separate two episodes.
-    """
-    since, until = diagnosis.episodes[-1]
-    last = float(queries.source.instants[-1]) / 1000
-    apart = queries.window(diagnosis.incident).seconds + queries.source.interval
-    if last - until > apart or queries.is_gone(diagnosis.subject):
-        return False
-    events = _events(diagnosis, queries, max(until - LOOK_BACK, since or -math.inf), last)
-    _, longest = _breaks([event for event in events if event <= until], queries)
-    row = [until, *(event for event in events if event > until), last]
-    return bool(np.diff(row).max() <= longest)
 
 
 def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries: QueryCache) -> float | None:
     """Return the time at which an episode really began; None if it held from the first sample on.
 
-    It begins with the first instant that shows it, None for the first of all; `after` is the end of the one before. An
+    The episode begins at the first instant that shows it, None for the first of all; `after` ends the one before. An
     incident judged over five minutes shows up to five minutes after its onset. Judged again over the live window, at
     every scrape of the first long window that shows it, its onset can be dated to half a minute: by its first sign.
     """
@@ -204,12 +145,8 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
         began = _first_sign(diagnosis, since, queries)
     if incident.sign is None:
         return began
-    shown = until if began is None else began
-    if _has_events(incident):
-        first = _first_event(diagnosis, queries, shown, end, after)
-        return None if began is None and first == shown else first
     sign = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why)
-    scrapes = _first_scrape(sign, 0.0, diagnosis, queries, shown, LOOK_BACK)
+    scrapes = _first_scrape(sign, 0.0, diagnosis, queries, until if began is None else began, LOOK_BACK, end)
     return next((scrape for scrape in scrapes if after is None or scrape > after), began)
 
 
@@ -234,17 +171,6 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
             episodes = (*episodes, (_began(diagnosis, (since, until), after, queries), until))
         since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
         result[place] = diagnosis._replace(since=since, episodes=episodes)
-        if (
-            _has_events(diagnosis.incident)
-            and diagnosis.state == "present"
-            and not diagnosis.ongoing
-            and _goes_on(result[place], queries)
-        ):
-            alone = diagnosis.full_severity
-            episodes = (*episodes[:-1], (episodes[-1][0], diagnosis.instants[-1]))
-            result[place] = result[place]._replace(
-                episodes=episodes, ongoing=True, severity=alone, severity_alone=alone
-            )
     return ranked(result)
 
 

@@ -95,9 +95,5 @@ def test_rare_or_short_pauses_are_healthy(tmp_path: Path, every: float, load: st
 
 
 @pytest.mark.parametrize("every", [5, 15])
-@pytest.mark.parametrize("then", [18, 0])
-def test_an_incident_ends_with_its_last_pause_not_between_two(tmp_path: Path, every: float, then: int) -> None:
-    """Pauses of 1.8 s every 12 s are over 12 % of the time; they go on if later ones come a bit rarer."""
-    prompts = [*range(160, 700, 12), *(range(700, 960, then) if then else ())]
-    diagnosis = found(judged(tmp_path, every, prompts, 960, tokens=15_000), INCIDENT).diagnosis
-    assert diagnosis.ongoing == bool(then)
+def test_an_incident_ends_with_its_last_pause(tmp_path: Path, every: float) -> None:
+    assert not found(judged(tmp_path, every, range(160, 700, 12), 960, tokens=15_000), INCIDENT).diagnosis.ongoing
