@@ -8,8 +8,9 @@ from itertools import islice
 import numpy as np
 
 from diag.core.incident import Condition, Incident, seconds
-from diag.diagnosis.decision_table import LOOK, Episode, Reading, holds, runs
-from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked
+from diag.core.subjects import Instants
+from diag.diagnosis.decision_table import LOOK, Episode, Reading, Trits, holds, runs
+from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked, with_severity
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.formulas import expanded
 
@@ -22,6 +23,8 @@ LOOK_BACK = 1800
 """Seconds before an episode in which its first sign is looked for."""
 MOST_BREAK = 300.0
 """Seconds without an event that separate two episodes of events, unless breaks inside the episode are shorter."""
+LATELY = "2m"
+"""The last minutes, which refute an incident that is judged over a longer window."""
 FEW = 5
 """Servers up to which all incidents are dated."""
 
@@ -76,6 +79,26 @@ def _first_sign(diagnosis: Diagnosis, since: float, queries: QueryCache) -> floa
     return max(min(signs), since - window)
 
 
+def _held(
+    condition: Condition, limit: float, diagnosis: Diagnosis, queries: QueryCache, begin: float, end: float
+) -> tuple[Instants, list[Trits]]:
+    """Return the scrapes of a span of unix seconds, and where a condition holds over each of a few short windows."""
+    step, last = round(queries.source.interval * 1000), round(end * 1000)
+    first = max(queries.source.first, round(begin * 1000) - step)
+    scraped = queries.source.instants
+    instants = scraped[(scraped >= first) & (scraped <= last)]
+    if len(instants) < (last - first) // step:  # a long range is judged at fewer instants than it was scraped
+        instants = last - step * np.arange((last - first) // step, -1, -1, dtype=np.int64)
+    # over two intervals a first sign is diluted; over the last one, few events may show nothing
+    windows = [queries.holding(queries.source.interval / 2), queries.holding(queries.source.interval)]
+    windows += [queries.live("1s")] if condition.signal is diagnosis.incident.sign else []
+    rows = (
+        queries.ask(condition.signal, diagnosis.incident.per, window, instants).of(diagnosis.subject)
+        for window in (windows if len(instants) else ())
+    )
+    return instants, [holds(row, condition.op, limit) for row in rows if row is not None]
+
+
 def _first_scrape(
     condition: Condition,
     limit: float,
@@ -88,33 +111,64 @@ def _first_scrape(
     """Return the first of the unbroken row of scrapes up to a time at which a condition holds over a short window.
 
     Empty if the row reaches back to the first sample, or for `back` seconds, or the last scrape does not show it. A
-    sign that is a peak is an event: a break of up to four times the median break of its episode, which goes on until
-    `end`, is none. Of events that come by chance, one break in twenty is as long.
+    sign that is a peak is an event: a break that is usual in its episode, which goes on until `end`, is none.
     """
-    is_event = condition.signal is diagnosis.incident.sign and condition.signal.window_scaling == "peak"
-    step, last = round(queries.source.interval * 1000), round((max(until, end) if is_event else until) * 1000)
-    begin = max(queries.source.first, round((until - back) * 1000) - step)
-    scraped = queries.source.instants
-    instants = scraped[(scraped >= begin) & (scraped <= last)]
-    if len(instants) < (last - begin) // step:  # a long range is judged at fewer instants than it was scraped
-        instants = last - step * np.arange((last - begin) // step, -1, -1, dtype=np.int64)
-    # over two intervals a first sign is diluted; over the last one, few events may show nothing
-    windows = [queries.holding(queries.source.interval / 2), queries.holding(queries.source.interval)]
-    windows += [queries.live("1s")] if condition.signal is diagnosis.incident.sign else []
-    first = []
-    for window in windows if len(instants) else ():
-        row = queries.ask(condition.signal, diagnosis.incident.per, window, instants).of(diagnosis.subject)
-        held = holds(row, condition.op, limit) if row is not None else np.empty(0, np.int8)
-        breaks = np.diff(instants[(held == 1) & (instants >= until * 1000)] if is_event and len(held) else [])
-        breaks = breaks[breaks > 1.5 * step]
-        usual = float(np.median(breaks)) if len(breaks) else 0.0
-        apart = min(4 * usual, MOST_BREAK * 1000)
-        held = held[instants <= until * 1000] if len(held) else held
-        for shown in runs(held, instants[: len(held)], apart / 1000)[-1:]:
-            is_broken = (held[shown[-1] :] == 0).any() and until * 1000 - instants[shown[-1]] > apart
-            if not is_broken and (held[: shown[0]] == 0).any() and instants[shown[0]] - instants[0] > usual:
+    is_event = condition.signal is diagnosis.incident.sign and _has_events(diagnosis.incident)
+    last = max(until, end) if is_event else until
+    instants, rows = _held(condition, limit, diagnosis, queries, until - back, last)
+    before, first = instants <= until * 1000, []
+    for held in rows:
+        usual, apart = _breaks(instants[(held == 1) & ~before], queries)
+        for shown in runs(held[before], instants[before], apart)[-1:]:
+            is_broken = (held[before][shown[-1] :] == 0).any() and until - instants[shown[-1]] / 1000 > apart
+            if not is_broken and (held[: shown[0]] == 0).any() and instants[shown[0]] - instants[0] > usual * 1000:
                 first.append(int(shown[0]))
     return [float(instants[min(first)]) / 1000] if first else []
+
+
+def _breaks(events: Instants, queries: QueryCache) -> tuple[float, float]:
+    """Return the seconds of a usual break between events, and of the longest one that is no end of them.
+
+    Of events that come by chance, one break in twenty is four times as long as the median.
+    """
+    breaks = np.diff(events) / 1000
+    breaks = breaks[breaks > 1.5 * queries.source.interval]
+    usual = float(np.median(breaks)) if len(breaks) else 0.0
+    return usual, min(4 * usual, MOST_BREAK)
+
+
+def _has_events(incident: Incident) -> bool:
+    """Return True if the sign of an incident is an event, between two of which no scrape shows it."""
+    return incident.sign is not None and incident.sign.window_scaling == "peak"
+
+
+def _ended(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Return a present incident with the end at which its raw signal fell; it is over if the last minutes refute it.
+
+    A window of five minutes shows an incident for minutes after its end, and a burn rate over hours for longer. What
+    ends its alert over the last minutes ends it here.
+    """
+    incident, lately = diagnosis.incident, queries.live(LATELY)
+    if incident.outage or not incident.ends_over or queries.window(incident).seconds < lately.seconds:
+        return diagnosis
+    signal = incident.ending.signal
+    reading = next(one for one in diagnosis.symptoms if one.condition.signal.id.startswith(signal.id))
+    row = queries.ask(signal, incident.per, lately, queries.source.instants[-1:]).of(diagnosis.subject)
+    limit = queries.contract.limit(incident.ending.limit)
+    if diagnosis.ongoing and (row is None or holds(row, incident.ending.op, limit)[-1] != 1):
+        return diagnosis
+    (since, until), last = diagnosis.episodes[-1], float(queries.source.instants[-1]) / 1000
+    is_event, began = _has_events(incident), until - LOOK_BACK if since is None else since
+    shown = reading.condition._replace(signal=signal, limit=queries.contract.limit(reading.condition.limit))
+    shown = Condition(incident.sign, ">", 0.0, shown.why) if incident.sign else shown
+    instants, rows = _held(shown, float(shown.limit), diagnosis, queries, began, last if is_event else until)
+    shows = instants[np.any([held == 1 for held in rows], axis=0)] if rows else instants[:0]
+    end = max((shows[shows <= until * 1000] / 1000).tolist(), default=until)
+    for event in (shows[shows > until * 1000] / 1000).tolist() if is_event else ():
+        end = event if event - end <= _breaks(shows, queries)[1] else end
+    ongoing = is_event and last - end <= _breaks(shows, queries)[1] and not queries.is_gone(diagnosis.subject)
+    episodes = (*diagnosis.episodes[:-1], (since, last if ongoing else end))
+    return with_severity(diagnosis._replace(episodes=episodes, ongoing=ongoing), queries)
 
 
 def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries: QueryCache) -> float | None:
@@ -171,6 +225,8 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
             episodes = (*episodes, (_began(diagnosis, (since, until), after, queries), until))
         since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
         result[place] = diagnosis._replace(since=since, episodes=episodes)
+        if diagnosis.state == "present":
+            result[place] = _ended(result[place], queries)
     return ranked(result)
 
 
