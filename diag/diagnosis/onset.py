@@ -25,6 +25,8 @@ MOST_BREAK = 300.0
 """Seconds without an event that separate two episodes of events, unless breaks inside the episode are shorter."""
 LATELY = "2m"
 """The last minutes, which refute an incident that is judged over a longer window."""
+HOURS = 3600
+"""Seconds of a window from which on an incident is chronic."""
 FEW = 5
 """Servers up to which all incidents are dated."""
 
@@ -204,6 +206,23 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
     return next((scrape for scrape in scrapes if after is None or scrape > after), began)
 
 
+def _since_when(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Return a chronic incident, which is judged over an hour or all that was observed, with what is known of its onset.
+
+    It began where its windows of minutes began to show it; before all samples only if the first of them show it.
+    """
+    short = diagnosis.incident._replace(window="5m", live_window=f"{LOOK:.0f}s")
+    again = next((other for other in diagnose([short], queries) if other.subject == diagnosis.subject), None)
+    since = diagnosis.since
+    if again is not None and again.state == "present" and again.ongoing:
+        after = again.episodes[-2][1] if len(again.episodes) > 1 else None
+        since = _began(again, again.episodes[-1], after, queries)
+        if since is None:
+            return diagnosis
+    episodes = (*diagnosis.episodes[:-1], (since, diagnosis.episodes[-1][1]))
+    return diagnosis._replace(since=episodes[0][0], episodes=episodes, watched=0.0)
+
+
 def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
     """Return the diagnoses; each episode has the time at which it really began, if that lies within the span.
 
@@ -220,6 +239,9 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
     for place in islice(late, most):
         diagnosis = diagnoses[place]
         episodes = diagnosis.episodes[:-MOST_EPISODES]
+        if diagnosis.state == "present" and seconds(diagnosis.incident.live_window) >= HOURS:
+            result[place] = _since_when(diagnosis, queries)
+            continue
         for since, until in diagnosis.episodes[-MOST_EPISODES:]:
             after = episodes[-1][1] if episodes else None
             episodes = (*episodes, (_began(diagnosis, (since, until), after, queries), until))
