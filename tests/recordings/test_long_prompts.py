@@ -67,7 +67,7 @@ def test_prompts_that_come_by_chance_are_dated_by_the_first(tmp_path: Path, ever
     assert abs(diagnosis.since - (BEGUN + 300)) <= every + 5
 
 
-@pytest.mark.parametrize(("every", "end"), [(5, 1200), (15, 1200), (30, 1200), (15, 560)])
+@pytest.mark.parametrize(("every", "end"), [(5, 1200), (15, 1200), (30, 1200), (15, 720)])
 def test_a_pause_of_seconds_in_every_minute_is_no_health(tmp_path: Path, every: float, end: float) -> None:
     report = judged(tmp_path, every, range(200, int(end), 60), end)
     diagnosis = found(report, INCIDENT).diagnosis
