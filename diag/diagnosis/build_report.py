@@ -9,7 +9,7 @@ from diag.core.formatting import listed, plural, quantity
 from diag.core.incident import RANK, Incident
 from diag.core.incident import judged as by_judgement
 from diag.core.log_events import ANSWERS, READY, LogContext, LogEnding
-from diag.core.metric_prefix import OWN
+from diag.core.metric_prefix import GENERATED, OWN
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis, Quote, diagnose, quotes
@@ -41,8 +41,12 @@ ENDS_ILL = {"failed": "its start failed", "dead": "its engine died"}
 """Ends of a log that are a failure of the server itself."""
 DUMP_OF = re.compile(r"VLLM_STACK_DUMP_for_(?P<role>[a-z]{1,20})_(?P<rank>\d{1,7})_(?P<pid>\d{1,10})\.log")
 STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due to (?P<reason>[^\n]{1,60})")
-STARTS_GO_BACK = "max by ($by) (resets(process_start_time_seconds[$window]))"
-"""How often an older process answers after a newer one: once where traffic moves back, more often with two servers."""
+GOES_BACK = f"""
+max by ($by) (resets(process_start_time_seconds[$window])) > 1
+or (max by ($by) (resets({GENERATED}[$window])) > 2
+  and max by ($by) (changes(process_start_time_seconds[$window])) == 0)"""
+"""Two servers at one address: an older process answers after a newer one more than once, as it does where traffic moves
+back, or the counters of one process decrease again and again."""
 FAILING, REFUSED, START_FAILED = "requests_failing", "requests_refused", "startup_failed"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 """Failed answers among the last of a log, and their share, from which they are an incident."""
@@ -114,8 +118,8 @@ def build_report(
 
 
 def _several(queries: QueryCache) -> Iterator[NotJudged]:
-    """Yield the addresses at which two servers answer: an older process after a newer one."""
-    for subject, row in queries.ask(STARTS_GO_BACK, INSTANCE, queries.whole).items():
+    """Yield the addresses at which two servers answer."""
+    for subject, row in queries.ask(GOES_BACK, INSTANCE, queries.whole).items():
         if row[-1] > 1 and not queries.is_gone(subject):
             yield NotJudged(WHY["two_servers"], subject)
 

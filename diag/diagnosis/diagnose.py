@@ -99,6 +99,11 @@ class Diagnosis(NamedTuple):
         return self.instants[0] - self.watched
 
     @property
+    def end(self) -> float | None:
+        """The end of its last episode, None if it is not present; `until` is the instant whose readings are reported."""
+        return None if self.until is None else self.episodes[-1][1]
+
+    @property
     def reported(self) -> int:
         """The place of the instant whose readings are reported: for a present incident its last, else the last one."""
         return len(self.instants) - 1 if self.until is None else self.instants.index(self.until)
@@ -201,6 +206,9 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             when = queries.ask(incident.began, incident.per, window).get(subject)
             if when is not None and when[last] > 0:
                 episodes = ((float(when[last]), episodes[-1][1]),)
+        ongoing = bool(table.ongoing[place]) and not queries.is_gone(subject)
+        if ongoing:  # the last instants may leave it unknown
+            episodes = (*episodes[:-1], (episodes[-1][0], instants[-1]))
         diagnosis = Diagnosis(
             incident=incident,
             subject=subject,
@@ -209,7 +217,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             since=episodes[0][0] if is_present else None,
             until=instants[last] if is_present else None,
             episodes=episodes,
-            ongoing=bool(table.ongoing[place]) and not queries.is_gone(subject),
+            ongoing=ongoing,
             instants=instants,
             symptoms=symptoms,
             supports=Readings(incident.supports, table, place),
@@ -218,15 +226,20 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             brief=bool(table.brief[place]),
             watched=table.watched,
         )
-        severity = diagnosis.full_severity
-        if is_present and not diagnosis.ongoing:
-            ended = queries.source.instants[-1] / 1000 - episodes[-1][1]
-            breather = queries.live(incident.live_window).seconds + queries.source.interval
-            # a condition that has just ended may hold again at the next scrape
-            if incident.outage or incident.burns or ended > breather:
-                is_recent = incident.outage and ended <= RECENT
-                severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
-        yield diagnosis._replace(severity=severity, severity_alone=severity)
+        yield with_severity(diagnosis, queries)
+
+
+def with_severity(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Return a diagnosis with the severity that it has now: an incident that has ended is an info, or soon one."""
+    severity, incident = diagnosis.full_severity, diagnosis.incident
+    if diagnosis.state == "present" and not diagnosis.ongoing:
+        ended = queries.source.instants[-1] / 1000 - diagnosis.episodes[-1][1]
+        breather = queries.live(incident.live_window).seconds + queries.source.interval
+        # a condition that has just ended may hold again at the next scrape
+        if incident.outage or incident.burns or ended > breather:
+            is_recent = incident.outage and ended <= RECENT
+            severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
+    return diagnosis._replace(severity=severity, severity_alone=severity)
 
 
 def culprits(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> list[tuple[Mapping[str, str], str]]:
@@ -378,9 +391,11 @@ def _explain(diagnoses: list[Diagnosis]) -> Iterator[Diagnosis]:
     lasting = set()
     for effect in diagnoses:
         if cause := best.get(id(effect)):
-            if effect.incident.id not in cause.incident.explains:
-                worst = max(caused.get(id(cause), "info"), effect.severity_alone, key=RANK.__getitem__)
-                caused[id(cause)] = worst
+            worst = effect.severity_alone if effect.incident.id not in cause.incident.explains else "info"
+            is_over = not (effect.ongoing or cause.ongoing)  # the SLO was violated a few minutes ago
+            if effect.incident.burns and is_over and effect.instants[-1] - effect.episodes[-1][1] <= RECENT:
+                worst = "warning"
+            caused[id(cause)] = max(caused.get(id(cause), "info"), worst, key=RANK.__getitem__)
             if effect.incident.outage and effect.ongoing and (effect.since or -math.inf) <= cause.episodes[-1][1]:
                 lasting.add(id(cause))
     for diagnosis in diagnoses:

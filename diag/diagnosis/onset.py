@@ -8,8 +8,9 @@ from itertools import islice
 import numpy as np
 
 from diag.core.incident import Condition, Incident, seconds
-from diag.diagnosis.decision_table import LOOK, Reading, holds
-from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked
+from diag.core.subjects import Instants
+from diag.diagnosis.decision_table import LOOK, Episode, Reading, Trits, holds, runs
+from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked, with_severity
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.formulas import expanded
 
@@ -20,6 +21,12 @@ MOST_EPISODES = 4
 AVERAGES = re.compile(r"\b(rate|avg_over_time)\(")
 LOOK_BACK = 1800
 """Seconds before an episode in which its first sign is looked for."""
+MOST_BREAK = 300.0
+"""Seconds without an event that separate two episodes of events, unless breaks inside the episode are shorter."""
+LATELY = "2m"
+"""The last minutes, which refute an incident that is judged over a longer window."""
+HOURS = 3600
+"""Seconds of a window from which on an incident is chronic."""
 FEW = 5
 """Servers up to which all incidents are dated."""
 
@@ -74,40 +81,106 @@ def _first_sign(diagnosis: Diagnosis, since: float, queries: QueryCache) -> floa
     return max(min(signs), since - window)
 
 
-def _first_scrape(
-    condition: Condition, limit: float, diagnosis: Diagnosis, queries: QueryCache, until: float, back: float
-) -> list[float]:
-    """Return the first of the unbroken row of scrapes up to a time at which a condition holds over a short window.
-
-    Empty if the row reaches back to the first sample, or for `back` seconds, or the last scrape does not show it.
-    """
-    step, end = round(queries.source.interval * 1000), round(until * 1000)
-    begin = max(queries.source.first, end - round(back * 1000) - step)
+def _held(
+    condition: Condition, limit: float, diagnosis: Diagnosis, queries: QueryCache, begin: float, end: float
+) -> tuple[Instants, list[Trits]]:
+    """Return the scrapes of a span of unix seconds, and where a condition holds over each of a few short windows."""
+    step, last = round(queries.source.interval * 1000), round(end * 1000)
+    first = max(queries.source.first, round(begin * 1000) - step)
     scraped = queries.source.instants
-    instants = scraped[(scraped >= begin) & (scraped <= end)]
-    if len(instants) < (end - begin) // step:  # a long range is judged at fewer instants than it was scraped
-        instants = end - step * np.arange((end - begin) // step, -1, -1, dtype=np.int64)
+    instants = scraped[(scraped >= first) & (scraped <= last)]
+    if len(instants) < (last - first) // step:  # a long range is judged at fewer instants than it was scraped
+        instants = last - step * np.arange((last - first) // step, -1, -1, dtype=np.int64)
     # over two intervals a first sign is diluted; over the last one, few events may show nothing
     windows = [queries.holding(queries.source.interval / 2), queries.holding(queries.source.interval)]
     windows += [queries.live("1s")] if condition.signal is diagnosis.incident.sign else []
-    first = []
-    for window in windows if len(instants) else ():
-        row = queries.ask(condition.signal, diagnosis.incident.per, window, instants).of(diagnosis.subject)
-        held = holds(row, condition.op, limit) if row is not None else np.empty(0)
-        if (held == 0).any():
-            clear = int(np.flatnonzero(held == 0)[-1])
-            first += (clear + np.flatnonzero(held[clear:] == 1)[:1]).tolist()
+    rows = (
+        queries.ask(condition.signal, diagnosis.incident.per, window, instants).of(diagnosis.subject)
+        for window in (windows if len(instants) else ())
+    )
+    return instants, [holds(row, condition.op, limit) for row in rows if row is not None]
+
+
+def _first_scrape(
+    condition: Condition,
+    limit: float,
+    diagnosis: Diagnosis,
+    queries: QueryCache,
+    until: float,
+    back: float,
+    end: float = -math.inf,
+) -> list[float]:
+    """Return the first of the unbroken row of scrapes up to a time at which a condition holds over a short window.
+
+    Empty if the row reaches back to the first sample, or for `back` seconds, or the last scrape does not show it. A
+    sign that is a peak is an event: a break that is usual in its episode, which goes on until `end`, is none.
+    """
+    is_event = condition.signal is diagnosis.incident.sign and _has_events(diagnosis.incident)
+    last = max(until, end) if is_event else until
+    instants, rows = _held(condition, limit, diagnosis, queries, until - back, last)
+    before, first = instants <= until * 1000, []
+    for held in rows:
+        usual, apart = _breaks(instants[(held == 1) & ~before], queries)
+        for shown in runs(held[before], instants[before], apart)[-1:]:
+            is_broken = (held[before][shown[-1] :] == 0).any() and until - instants[shown[-1]] / 1000 > apart
+            if not is_broken and (held[: shown[0]] == 0).any() and instants[shown[0]] - instants[0] > usual * 1000:
+                first.append(int(shown[0]))
     return [float(instants[min(first)]) / 1000] if first else []
 
 
-def _began(diagnosis: Diagnosis, since: float | None, after: float | None, queries: QueryCache) -> float | None:
+def _breaks(events: Instants, queries: QueryCache) -> tuple[float, float]:
+    """Return the seconds of a usual break between events, and of the longest one that is no end of them.
+
+    Of events that come by chance, one break in twenty is four times as long as the median.
+    """
+    breaks = np.diff(events) / 1000
+    breaks = breaks[breaks > 1.5 * queries.source.interval]
+    usual = float(np.median(breaks)) if len(breaks) else 0.0
+    return usual, min(4 * usual, MOST_BREAK)
+
+
+def _has_events(incident: Incident) -> bool:
+    """Return True if the sign of an incident is an event, between two of which no scrape shows it."""
+    return incident.sign is not None and incident.sign.window_scaling == "peak"
+
+
+def _ended(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Return a present incident with the end at which its raw signal fell; it is over if the last minutes refute it.
+
+    A window of five minutes shows an incident for minutes after its end, and a burn rate over hours for longer. What
+    ends its alert over the last minutes ends it here.
+    """
+    incident, lately = diagnosis.incident, queries.live(LATELY)
+    if incident.outage or not incident.ends_over or queries.window(incident).seconds < lately.seconds:
+        return diagnosis
+    signal = incident.ending.signal
+    reading = next(one for one in diagnosis.symptoms if one.condition.signal.id.startswith(signal.id))
+    row = queries.ask(signal, incident.per, lately, queries.source.instants[-1:]).of(diagnosis.subject)
+    limit = queries.contract.limit(incident.ending.limit)
+    if diagnosis.ongoing and (row is None or holds(row, incident.ending.op, limit)[-1] != 1):
+        return diagnosis
+    (since, until), last = diagnosis.episodes[-1], float(queries.source.instants[-1]) / 1000
+    is_event, began = _has_events(incident), until - LOOK_BACK if since is None else since
+    shown = reading.condition._replace(signal=signal, limit=queries.contract.limit(reading.condition.limit))
+    shown = Condition(incident.sign, ">", 0.0, shown.why) if incident.sign else shown
+    instants, rows = _held(shown, float(shown.limit), diagnosis, queries, began, last if is_event else until)
+    shows = instants[np.any([held == 1 for held in rows], axis=0)] if rows else instants[:0]
+    end = max((shows[shows <= until * 1000] / 1000).tolist(), default=until)
+    for event in (shows[shows > until * 1000] / 1000).tolist() if is_event else ():
+        end = event if event - end <= _breaks(shows, queries)[1] else end
+    ongoing = is_event and last - end <= _breaks(shows, queries)[1] and not queries.is_gone(diagnosis.subject)
+    episodes = (*diagnosis.episodes[:-1], (since, last if ongoing else end))
+    return with_severity(diagnosis._replace(episodes=episodes, ongoing=ongoing), queries)
+
+
+def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries: QueryCache) -> float | None:
     """Return the time at which an episode really began; None if it held from the first sample on.
 
-    `since` is the first instant that shows it, None for the first of all; `after` is the end of the episode before. An
+    The episode begins at the first instant that shows it, None for the first of all; `after` ends the one before. An
     incident judged over five minutes shows up to five minutes after its onset. Judged again over the live window, at
     every scrape of the first long window that shows it, its onset can be dated to half a minute: by its first sign.
     """
-    incident = diagnosis.incident
+    (since, end), incident = episode, diagnosis.incident
     live, long = queries.live(incident.live_window).seconds, queries.window(incident).seconds
     until = diagnosis.instants[0] if since is None else since
     began = since
@@ -129,8 +202,25 @@ def _began(diagnosis: Diagnosis, since: float | None, after: float | None, queri
     if incident.sign is None:
         return began
     sign = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why)
-    scrapes = _first_scrape(sign, 0.0, diagnosis, queries, until if began is None else began, LOOK_BACK)
+    scrapes = _first_scrape(sign, 0.0, diagnosis, queries, until if began is None else began, LOOK_BACK, end)
     return next((scrape for scrape in scrapes if after is None or scrape > after), began)
+
+
+def _since_when(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
+    """Return a chronic incident, which is judged over an hour or all that was observed, with what is known of its onset.
+
+    It began where its windows of minutes began to show it; before all samples only if the first of them show it.
+    """
+    short = diagnosis.incident._replace(window="5m", live_window=f"{LOOK:.0f}s")
+    again = next((other for other in diagnose([short], queries) if other.subject == diagnosis.subject), None)
+    since = diagnosis.since
+    if again is not None and again.state == "present" and again.ongoing:
+        after = again.episodes[-2][1] if len(again.episodes) > 1 else None
+        since = _began(again, again.episodes[-1], after, queries)
+        if since is None:
+            return diagnosis
+    episodes = (*diagnosis.episodes[:-1], (since, diagnosis.episodes[-1][1]))
+    return diagnosis._replace(since=episodes[0][0], episodes=episodes, watched=0.0)
 
 
 def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
@@ -149,11 +239,16 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
     for place in islice(late, most):
         diagnosis = diagnoses[place]
         episodes = diagnosis.episodes[:-MOST_EPISODES]
+        if diagnosis.state == "present" and seconds(diagnosis.incident.live_window) >= HOURS:
+            result[place] = _since_when(diagnosis, queries)
+            continue
         for since, until in diagnosis.episodes[-MOST_EPISODES:]:
             after = episodes[-1][1] if episodes else None
-            episodes = (*episodes, (_began(diagnosis, since, after, queries), until))
+            episodes = (*episodes, (_began(diagnosis, (since, until), after, queries), until))
         since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
         result[place] = diagnosis._replace(since=since, episodes=episodes)
+        if diagnosis.state == "present":
+            result[place] = _ended(result[place], queries)
     return ranked(result)
 
 

@@ -42,7 +42,7 @@ DEATHS = (
     (signals.engine_process_missing, 1, "no engine process is left"),
     (signals.engines_lost, 1, "the process of one of its engines has ended"),
     (signals.engine_death_logged, 1, "its log reports that the engine died, and nothing has started since"),
-    (signals.successful_scrapes, 0, "/metrics answered before and has stopped answering"),
+    ("$page_gone", 1, "/metrics answered before and has stopped answering"),
 )
 """Signals that show that a server is dead: each with the value that does, and the reason in words."""
 KEPT = 600_000
@@ -202,7 +202,7 @@ def _judge_without_page(last: _LastValues) -> Judgement:
             return "starting", there
         return None, WHY["ending" if last.instance(signals.processes) else "shut_down"]
     if last.instance(signals.serves, whole):
-        return None, WHY["gone"]
+        return None, WHY["late" if last.instance("$page_late", last.queries.live(LATELY)) else "gone"]
     if last.instance(signals.processes):
         return "starting", there
     if last.instance(signals.endpoint_without_vllm, whole):

@@ -67,9 +67,9 @@ def when(diagnosis: Diagnosis, written_as: TimeFormat = clock) -> str:
         if diagnosis.ongoing or last.until is None:
             return f"ongoing since {began([last], written_as)}, {times} since {start}"
         return f"{times} since {start}, the last from {began([last], written_as)} to {written_as(last.until)}"
-    if diagnosis.ongoing or diagnosis.until is None:
+    if diagnosis.ongoing or diagnosis.end is None:
         return f"ongoing since {start}"
-    return f"began {'' if diagnosis.since is None else 'at '}{start}, ended at {written_as(diagnosis.until)}"
+    return f"began {'' if diagnosis.since is None else 'at '}{start}, ended at {written_as(diagnosis.end)}"
 
 
 def ended(until: float, report: Report) -> str:
@@ -102,7 +102,7 @@ def period(diagnoses: Sequence[Diagnosis], report: Report, written_as: TimeForma
     shown = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
     start = min(each.watched_since if each.since is None else each.since for each in shown)
     is_cut = any(each.since is None for each in shown)
-    until = max(each.instants[-1] if each.ongoing or each.until is None else each.until for each in shown)
+    until = max(each.end or each.instants[-1] for each in shown)
     lasted = quantity(until - start, "seconds") if until > start else ""
     times = f"episode {episodes}" if episodes > 1 else ""
     before = "before " if is_cut else ""

@@ -1,5 +1,6 @@
 """The observation of live or recorded servers: their samples, queries over them, and notes about the scrapes."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from diag.core.log_events import LogEnding
 from diag.core.metric_prefix import CACHE_INFO, OWN, relabelling
 from diag.core.subjects import LARGEST, Floats, Instants, Subject
 from diag.exposition.scrapes import MOST_SERIES, FaultKind, Scrape, ScrapeTable, Target, median_interval, rounds
+from diag.http.failure import LATE
 from diag.promql import Block, Labels, Samples, is_stale
 from diag.vllm import running_config
 from diag.vllm.command.shown import shown
@@ -208,6 +210,9 @@ def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConf
 
     yield row("up", [not scrape.reason for scrape in table.scrapes])
     yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
+    late = [bool(re.search(LATE, scrape.reason, re.IGNORECASE)) for scrape in table.scrapes]
+    if any(late):
+        yield row("diag_vllm_late", late)
     prefixes = [scrape.page.faults.get("renamed", "") if scrape.page else "" for scrape in table.scrapes]
     for prefix in sorted({page.faults["renamed"] for page in table.pages if "renamed" in page.faults}):
         yield row("diag_vllm_metrics_renamed", [one == prefix for one in prefixes], prefix=prefix)

@@ -217,11 +217,12 @@ def times_the_capacity(concurrency: str) -> str:
 
     Clients that wait for their answers keep so many requests in flight. Those that do not leave a backlog, which grows
     for as long as more requests arrive than are answered, or until they give up: then that ratio is the load, whatever
-    the backlog.
+    the backlog. One that has grown within half an hour is theirs, too, unless it stays at its peak.
     """
     return (
         f"($arrivals_per_answer_of_impatient_clients < {concurrency}"
-        f" or $arrivals_per_answer_of_growing_backlog < {concurrency} or {concurrency})"
+        f" or $arrivals_per_answer_of_growing_backlog < {concurrency}"
+        f" or $arrivals_per_answer_of_former_backlog < {concurrency} or {concurrency})"
     )
 
 

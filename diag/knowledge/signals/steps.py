@@ -25,6 +25,9 @@ FULL, EMPTY = 0.6, 0.2
 """Shares of a ceiling: above FULL a GPU has little reserve; below EMPTY there is no public figure."""
 FULL_LINK, HALF_FULL_LINK = 0.7, 0.4
 """Mean shares of a link's rate, of which it reaches 80 to 90 % (judged): nearly full all the time, or half of it."""
+MUCH_PAUSED, PAUSED = 0.12, 0.03
+"""Shares of decode time in stream pauses: the most that a window may hold of short ones, and less than what one pause
+of 2.5 s, the default ITL SLO, takes of every minute of a stream: 4 %."""
 IDLE = 0.1
 """Utilisation below which a GPU takes no part in the work of the server."""
 MUCH_WAITING = 0.2

@@ -1,0 +1,184 @@
+"""When incidents began and ended: by the raw signal, not by the window that proves them, and not beyond what is known."""
+
+import gzip
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import rewriting
+from support.rewriting import Scrape
+from support.scenarios import found
+from support.simulated_vllm import Engine, Limits, Request, page
+
+from diag.commands import doctor
+from diag.commands.observe import ObserveOptions
+from diag.diagnosis.report import Report
+
+BEGUN = 1_795_000_000.0
+Change = Callable[[Engine, float], None]
+
+
+def judged(
+    folder: Path,
+    limits: Limits,
+    every: float,
+    end: float,
+    rate: Callable[[float], float],
+    prompt: int = 400,
+    answer: int = 200,
+    cached: Callable[[float], float] = lambda _: 0.0,
+    change: Change = lambda _engine, _time: None,
+) -> Report:
+    """Judge a simulated server; requests arrive at a rate that depends on the time, from ten minutes before on."""
+    draw, engine, at = random.Random(7), Engine(limits, BEGUN - 600), -600.0
+    while (at := at + draw.expovariate(rate(at))) < end:
+        size = max(20, round(draw.gauss(prompt, prompt / 8)))
+        engine.send(Request(BEGUN + at, size, max(8, round(draw.gauss(answer, 40))), cached=round(size * cached(at))))
+
+    def scrapes() -> Iterator[Scrape]:
+        for time in np.arange(every, end, every).tolist():
+            change(engine, time)
+            engine.run(BEGUN + time)
+            yield BEGUN + time, "vllm-0:8000", page([engine])
+
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", scrapes()))]))
+
+
+CROWDED = Limits(max_num_seqs=8)
+
+
+@pytest.mark.parametrize("every", [1, 5, 15])
+def test_an_incident_that_the_last_minutes_refute_is_over(tmp_path: Path, every: float) -> None:
+    """A burst of two minutes: the queue leads, three minutes after its end, and nobody has to shed load any more."""
+    waits: list[float] = []
+
+    def note(engine: Engine, time: float) -> None:
+        if engine.waiting:
+            waits.append(time)
+
+    report = judged(tmp_path, CROWDED, every, 700, lambda t: 4.0 if 200 <= t < 320 else 0.8, change=note)
+    queue, slo = (found(report, name).diagnosis for name in ("queue_saturation", "contract_breached"))
+    assert (queue.ongoing, slo.ongoing, slo.explained_by) == (False, False, "queue_saturation")
+    assert (report.verdict, queue.primary, queue.severity, slo.severity) == ("warning", True, "warning", "info")
+    assert abs((queue.end or 0) - BEGUN - waits[-1]) <= every + 15
+    assert abs((slo.end or 0) - BEGUN - waits[-1]) <= every + 15
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_an_incident_that_goes_on_is_not_over(tmp_path: Path, every: float) -> None:
+    report = judged(tmp_path, CROWDED, every, 700, lambda t: 4.0 if t >= 200 else 0.8)
+    assert found(report, "contract_breached").diagnosis.ongoing
+    assert report.verdict == "critical"
+
+
+@pytest.mark.parametrize("every", [5, 15, 30])
+def test_a_hit_rate_that_fell_inside_of_a_recording_was_not_low_before(tmp_path: Path, every: float) -> None:
+    """Over the 25 minutes, it is below the threshold; in the first windows, it is 93 %."""
+    report = judged(tmp_path, Limits(), every, 1500, lambda _: 1.5, 1600, cached=lambda t: 0.93 if t < 300 else 0.0)
+    since = found(report, "prefix_cache_ineffective").diagnosis.since
+    assert since is not None
+    assert abs(since - BEGUN - 300) <= every + 15
+
+
+def test_a_hit_rate_that_was_always_low_is_told_as_before(tmp_path: Path) -> None:
+    low = found(judged(tmp_path, Limits(), 15, 900, lambda _: 1.5, 1600), "prefix_cache_ineffective").diagnosis
+    assert (low.since, low.watched > 800) == (None, True)
+
+
+def test_a_mean_that_the_last_minutes_do_not_show_has_no_onset(tmp_path: Path) -> None:
+    report = judged(tmp_path, Limits(), 15, 1500, lambda _: 1.5, 1600, cached=lambda t: 0.93 if t > 1150 else 0.0)
+    low = found(report, "prefix_cache_ineffective").diagnosis
+    assert (low.since, low.watched) == (None, 0.0)
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_drafts_that_were_accepted_before_date_the_info(tmp_path: Path, every: float) -> None:
+    def worse(engine: Engine, time: float) -> None:
+        if time > 500:
+            engine.limits = replace(engine.limits, accepted=0.0)
+
+    limits = Limits(drafted=4, accepted=0.5)
+    since = found(
+        judged(tmp_path, limits, every, 1800, lambda _: 1.5, change=worse), "speculation_ineffective"
+    ).diagnosis.since
+    assert since is not None
+    assert abs(since - BEGUN - 500) <= every + 15
+
+
+def test_a_former_backlog_is_no_load(tmp_path: Path) -> None:
+    """The pool holds two requests; thirty wait after a time of many, and no more arrive than are answered."""
+    limits = Limits(num_gpu_blocks=1250, max_model_len=16_384, token=0.0002, step=0.03)
+    report = judged(tmp_path, limits, 15, 1500, lambda t: 0.35 if 0 <= t < 700 else 0.14 if t > 0 else 0.05, 9000, 300)
+    proposals = next(each for each in report.present if each.diagnosis.primary).proposals
+    text = next(each.text for each in proposals if "replicas" in each.text)
+    assert text.split()[1] in ("2", "3")
+
+
+def answering(time: float, start: float = BEGUN - 600) -> str:
+    """Return the page of a process that has generated tokens since its start."""
+    age = BEGUN + time - start
+    counters = {"generation_tokens_total": 500, "prompt_tokens_total": 900, "iteration_tokens_total_count": 40}
+    gauges = "".join(
+        f'vllm:{name}{{engine="0"}} {value}\n'
+        for name, value in (("num_requests_running", 8), ("num_requests_waiting", 0))
+    )
+    return (
+        f"process_start_time_seconds {BEGUN - 600}\n"
+        + gauges
+        + "".join(f'vllm:{name}{{engine="0"}} {int(age * rate)}\n' for name, rate in counters.items())
+    )
+
+
+@pytest.mark.parametrize(
+    ("reason", "verdict"),
+    [
+        ("TimeoutError()", "unknown"),
+        ("accepted the connection but sent nothing for 5 s", "unknown"),
+        ("context deadline exceeded: timed out", "unknown"),
+        ("ConnectionRefusedError(111, 'Connection refused')", "critical"),
+        ("reset the connection", "critical"),
+    ],
+)
+def test_a_page_that_does_not_come_in_time_is_no_death(tmp_path: Path, reason: str, verdict: str) -> None:
+    """A hang, a lost host or the network: a dead server refuses connections."""
+    folder = rewriting.write(
+        tmp_path / "recording", ((BEGUN + t, "h:1", answering(t) if t < 60 else "") for t in range(0, 600, 15))
+    )
+    text = gzip.decompress((folder / "metrics.prom.gz").read_bytes()).replace(b" refused\n", f" {reason}\n".encode())
+    (folder / "metrics.prom.gz").write_bytes(gzip.compress(text))
+    report = doctor.run(ObserveOptions([str(folder)]))
+    assert report.verdict == verdict
+    assert any("in time" in why.why for why in report.not_judged) == (verdict == "unknown")
+
+
+def test_counters_that_go_back_in_one_process_are_two_servers(tmp_path: Path) -> None:
+    """Two pods with one start time behind one address: no rate is of one of them."""
+    pages = ((BEGUN + t, "h:1", answering(t, BEGUN - 600 - 3000 * (t // 15 % 2))) for t in range(0, 900, 15))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    assert report.verdict == "unknown"
+    assert any("two servers answer" in why.why for why in report.not_judged)
+
+
+@pytest.mark.parametrize("resets", [0, 1])
+def test_one_decrease_is_no_second_server(tmp_path: Path, resets: int) -> None:
+    pages = ((BEGUN + t, "h:1", answering(t, BEGUN - 600 + 300 * resets * (t > 450))) for t in range(0, 900, 15))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    assert not any("two servers answer" in why.why for why in report.not_judged)
+
+
+def test_errors_of_an_engine_that_does_not_move_are_no_kind_of_request(tmp_path: Path) -> None:
+    """The engine is dead behind a page that lives: all answers are errors, and the counters of tokens stand still."""
+
+    def pages() -> Iterator[Scrape]:
+        for t in range(0, 600, 15):
+            route = 'http_requests_total{handler="/v1/completions",method="POST",status='
+            answers = f'{route}"2xx"}} {4 * (600 + min(t, 300))}\n{route}"5xx"}} {4 * max(0, t - 300)}\n'
+            usage = 'vllm:kv_cache_usage_perc{engine="0"} 0.3\n'
+            yield BEGUN + t, "h:1", answering(min(t, 300)) + usage + answers
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages()))]))
+    stalled, failing = (found(report, name).diagnosis for name in ("engine_stalled", "requests_failing"))
+    assert (report.verdict, stalled.primary, failing.explained_by) == ("critical", True, "engine_stalled")
