@@ -100,7 +100,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def end(self) -> float | None:
-        """The end of its last episode, None if it is not present; `until` is the instant whose readings are reported."""
+        """The end of its last episode, None if it is not present; the readings are those at `until`."""
         return None if self.until is None else self.episodes[-1][1]
 
     @property

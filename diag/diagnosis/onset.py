@@ -207,7 +207,7 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
 
 
 def _since_when(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
-    """Return a chronic incident, which is judged over an hour or all that was observed, with what is known of its onset.
+    """Return a chronic incident, judged over an hour or all that was observed, with what is known of its onset.
 
     It began where its windows of minutes began to show it; before all samples only if the first of them show it.
     """

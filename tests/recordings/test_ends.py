@@ -1,4 +1,4 @@
-"""When incidents began and ended: by the raw signal, not by the window that proves them, and not beyond what is known."""
+"""When incidents began and ended: by the raw signal, not by the window that proves them."""
 
 import gzip
 import random
@@ -64,7 +64,7 @@ def test_an_incident_that_the_last_minutes_refute_is_over(tmp_path: Path, every:
     assert (queue.ongoing, slo.ongoing, slo.explained_by) == (False, False, "queue_saturation")
     assert (report.verdict, queue.primary, queue.severity, slo.severity) == ("warning", True, "warning", "info")
     assert abs((queue.end or 0) - BEGUN - waits[-1]) <= every + 15
-    assert abs((slo.end or 0) - BEGUN - waits[-1]) <= every + 15
+    assert (slo.end or 0) - BEGUN <= waits[-1] + every
 
 
 @pytest.mark.parametrize("every", [5, 15])
@@ -109,9 +109,9 @@ def test_drafts_that_were_accepted_before_date_the_info(tmp_path: Path, every: f
 
 
 def test_a_former_backlog_is_no_load(tmp_path: Path) -> None:
-    """The pool holds two requests; thirty wait after a time of many, and no more arrive than are answered."""
+    """The pool holds two requests, and thirty wait: they came before, when more arrived than were answered."""
     limits = Limits(num_gpu_blocks=1250, max_model_len=16_384, token=0.0002, step=0.03)
-    report = judged(tmp_path, limits, 15, 1500, lambda t: 0.35 if 0 <= t < 700 else 0.14 if t > 0 else 0.05, 9000, 300)
+    report = judged(tmp_path, limits, 15, 1000, lambda t: 0.2 if 0 <= t < 700 else 0.11 if t > 0 else 0.05, 9000, 300)
     proposals = next(each for each in report.present if each.diagnosis.primary).proposals
     text = next(each.text for each in proposals if "replicas" in each.text)
     assert text.split()[1] in ("2", "3")
@@ -167,18 +167,3 @@ def test_one_decrease_is_no_second_server(tmp_path: Path, resets: int) -> None:
     pages = ((BEGUN + t, "h:1", answering(t, BEGUN - 600 + 300 * resets * (t > 450))) for t in range(0, 900, 15))
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
     assert not any("two servers answer" in why.why for why in report.not_judged)
-
-
-def test_errors_of_an_engine_that_does_not_move_are_no_kind_of_request(tmp_path: Path) -> None:
-    """The engine is dead behind a page that lives: all answers are errors, and the counters of tokens stand still."""
-
-    def pages() -> Iterator[Scrape]:
-        for t in range(0, 600, 15):
-            route = 'http_requests_total{handler="/v1/completions",method="POST",status='
-            answers = f'{route}"2xx"}} {4 * (600 + min(t, 300))}\n{route}"5xx"}} {4 * max(0, t - 300)}\n'
-            usage = 'vllm:kv_cache_usage_perc{engine="0"} 0.3\n'
-            yield BEGUN + t, "h:1", answering(min(t, 300)) + usage + answers
-
-    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages()))]))
-    stalled, failing = (found(report, name).diagnosis for name in ("engine_stalled", "requests_failing"))
-    assert (report.verdict, stalled.primary, failing.explained_by) == ("critical", True, "engine_stalled")

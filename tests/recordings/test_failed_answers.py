@@ -1,4 +1,4 @@
-"""Answers that are errors: HTTP 5xx are an incident of the server, a sudden wave of 4xx is an info."""
+"""Answers that are errors: HTTP 5xx are an incident of the server, a sudden wave of 4xx is a warning."""
 
 import re
 from collections.abc import Callable
@@ -147,13 +147,30 @@ def test_errors_of_other_routes_do_not_count(tmp_path: Path, handler: str) -> No
     assert (state(report, FAILING), state(report, SURGE)) == ("absent", "absent")
 
 
-def test_a_sudden_wave_of_client_errors_is_an_info(tmp_path: Path) -> None:
+def test_a_sudden_wave_of_client_errors_is_a_warning(tmp_path: Path) -> None:
     def wave(t: float) -> str:
         return answers("2xx", 1000 + t) + (answers("4xx", 535) if t > 30 else "")
 
     report = judged(tmp_path, wave)
     assert (state(report, SURGE), state(report, FAILING)) == ("present", "absent")
-    assert SURGE not in present(report)
+    assert (report.verdict, SURGE in present(report)) == ("warning", True)
+
+
+def test_errors_of_an_engine_that_does_not_move_are_no_kind_of_request(tmp_path: Path) -> None:
+    """The engine is dead behind a page that lives: no request succeeds, and the first step is not to repeat one."""
+    end = next(each.diagnosis.until for each in judged(tmp_path, lambda _: "", "engine_stalled").present)
+    start, *_ = (at for at, _, _ in rewriting.scrapes("engine_stalled"))
+    pages = (
+        (at, host, page + answers("2xx", 1000) + answers("5xx", 4 * (at - start)))
+        for at, host, page in rewriting.scrapes("engine_stalled")
+        if at <= (end or 0)
+    )
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "failing", pages))]))
+    failing, stalled = (
+        next(each.diagnosis for each in report.present if each.diagnosis.incident.id == name)
+        for name in (FAILING, "engine_stalled")
+    )
+    assert (report.verdict, stalled.primary, failing.explained_by) == ("critical", True, "engine_stalled")
 
 
 @pytest.mark.parametrize(
