@@ -1,4 +1,4 @@
-"""When incidents began and ended: by the raw signal, not by the window that proves them."""
+"""Onsets and ends of incidents: by the raw signal, not by the window that proves them."""
 
 import gzip
 import random
