@@ -23,7 +23,7 @@ from diag.core.formatting import printable
 
 MANIFEST, SCHEMA = "manifest.json", "diag.bundle/1"
 MAGIC = b"\x28\xb5\x2f\xfd"
-MOST_FILES, MOST_UNPACKED, MOST_MANIFEST = 64, 2**30, 2**20
+MOST_FILES, MOST_UNPACKED, MOST_MANIFEST = 64, 2**29, 2**20
 """Files of a bundle, their bytes together, and the bytes of its manifest."""
 LEVEL, MOST_WINDOW = 12, 2**24
 """The level of compression, and the bytes of memory that decompression may take."""
