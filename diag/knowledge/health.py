@@ -109,6 +109,18 @@ FAILS_WHOLE = Signal(
     "answers",
 )
 """A share of all answers hides a route that serves nothing, and a few answers at night are too few for a share."""
+SHEDS = Signal(
+    "requests refused by a full queue / requests",
+    "$shed_requests[5m] / ($shed_requests[5m] + ($served_answers[5m] or $finished_requests[5m]) > 0)",
+    "a full queue (--max-num-queued-reqs) refuses {value} of the requests",
+    "share",
+)
+FLICKERS = Signal(
+    "scrapes that fail now and then / scrapes",
+    "(1 - max by ($by) (avg_over_time(diag_vllm_up[15m]) or avg_over_time(up[15m]))) and $page_comes_and_goes",
+    "{value} of the scrapes of 15 minutes failed, now and then",
+    "share",
+)
 _ITL = "($itl_median[5m] by (instance, engine) and on (instance, engine) $itl_count[5m] by (instance, engine) >= 100)"
 SLOWEST_REPLICA = Signal(
     "slowest replica / its peers",
@@ -136,6 +148,16 @@ CONTRADICTED = (
         "an answer of 200 from /health, which answered {value}",
     ),
     (PARTS[0], UNANSWERED.above(0, judged("one sample of it is one too many")), "an answer from /health"),
+    (
+        PARTS[0],
+        FLICKERS.above(0.5, judged("what the pages between show is not seen")),
+        "most of the pages: {value} of the scrapes of 15 minutes failed, now and then",
+    ),
+    (
+        PARTS[1],
+        SHEDS.above(0.1, HARMFUL),
+        "success: a full queue refuses {value} of the requests (--max-num-queued-reqs); is that meant?",
+    ),
     (
         PARTS[3],
         SLOWEST_REPLICA.above(3, judged("a full batch or longer contexts make a step twice as long at most")),

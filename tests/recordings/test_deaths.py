@@ -69,6 +69,16 @@ def test_a_row_of_failed_scrapes_is_chance_where_most_of_them_fail(tmp_path: Pat
     assert doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", kept))])).verdict == verdict
 
 
+@pytest.mark.parametrize(("answers", "verdict"), [("1110", "healthy"), ("10000", "no_incident")])
+def test_a_page_that_mostly_does_not_come_shows_no_health(tmp_path: Path, answers: str, verdict: str) -> None:
+    pages = rewriting.scrapes("healthy")
+    kept = [(at, who, page if answers[k % len(answers)] == "1" else "") for k, (at, who, page) in enumerate(pages)]
+    last = max(k for k, (_, _, page) in enumerate(kept) if page)
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", kept[: last + 1]))]))
+    assert report.verdict == verdict
+    assert ["most of the pages" in item.lacks for item in report.health.missing] == [True] * (verdict != "healthy")
+
+
 LIVES: dict[str, tuple[str, tuple[Beside, ...]]] = {
     "a death before the last start": ("idle", (log("ready", {}, 60, IDLE, engine_dead=600),)),
     "a death in the log of another server": ("healthy", (log("ready", {}, 600, HEALTHY, engine_dead=60),)),

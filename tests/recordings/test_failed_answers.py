@@ -195,6 +195,20 @@ def test_load_that_is_shed_on_purpose_is_no_failure(tmp_path: Path) -> None:
     assert state(without, FAILING) == "present"
 
 
+@pytest.mark.parametrize(("refused", "verdict"), [(0.1, "healthy"), (0.4, "no_incident"), (3, "no_incident")])
+def test_a_full_queue_that_refuses_a_tenth_of_the_requests_is_no_health(
+    tmp_path: Path, refused: float, verdict: str
+) -> None:
+    def shed(t: float) -> str:
+        rejected = f'vllm:admission_rejections_total{{model_name="tiny",reason="requests"}} {refused * t}\n'
+        return answers("2xx", 2 * t) + answers("5xx", refused * t) + rejected
+
+    report = judged(tmp_path, shed, "healthy", partial(re.sub, r"http_requests[^\n]*\n", ""))
+    assert report.verdict == verdict
+    is_told = [item.lacks.startswith("success: a full queue") for item in report.health.missing]
+    assert is_told == [True] * (verdict != "healthy")
+
+
 def test_streams_that_fail_after_their_status_was_sent_are_counted_by_the_engine(tmp_path: Path) -> None:
     def streams(t: float) -> str:
         done = f'vllm:request_success_total{{engine="0",finished_reason="error",model_name="tiny"}} {2 * t}\n'
