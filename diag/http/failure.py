@@ -24,8 +24,6 @@ class WrongAnswer(Failure):
     """A server answers, but not with the requested content: an HTTP status, a missing page."""
 
 
-LATE = r"time-?out|timed out|no connection within|sent nothing for|stopped sending|did not finish"
-"""Words of a reason, ours or another program's: no answer came in time. A dead server refuses the connection."""
 SCALES = "answered HTTP 503: it changes the number of its engines (elastic expert parallelism)"
 """The reason of a failed scrape of such a vLLM: it refuses every request in these words until it has switched."""
 

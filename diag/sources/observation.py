@@ -16,7 +16,6 @@ from diag.core.log_events import LogEnding
 from diag.core.metric_prefix import CACHE_INFO, OWN, relabelling
 from diag.core.subjects import LARGEST, Floats, Instants, Subject
 from diag.exposition.scrapes import MOST_SERIES, FaultKind, Scrape, ScrapeTable, Target, median_interval, rounds
-from diag.http.failure import LATE
 from diag.promql import Block, Labels, Samples, is_stale
 from diag.vllm import running_config
 from diag.vllm.command.shown import shown
@@ -25,6 +24,8 @@ from diag.vllm.running_config import RunningConfig, ServerFacts
 
 USUAL_INTERVAL = 2.0
 """Seconds between two scrapes, if there is only one scrape and the origin names no interval."""
+LATE = r"time-?out|timed out|no connection within|sent nothing for|stopped sending|did not finish"
+"""Words of a reason, ours or another program's: no answer came in time. A dead server refuses the connection."""
 _FAULTS: dict[FaultKind, str] = {
     "malformed": "{pages} of {host} contained invalid lines, which were skipped; the first: {first}",
     "duplicate": "{pages} of {host} repeated series (for example {first}): one with several values counts as missing",

@@ -318,16 +318,25 @@ def test_a_violated_slo_pages(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("failed", "alert"), [(0.45, {"requests_failing"}), (0.1, set())])
-def test_a_tenth_of_the_answers_that_fails_suddenly_is_a_warning_in_minutes(
-    tmp_path: Path, failed: float, alert: set[str]
+@pytest.mark.parametrize(
+    ("status", "failed", "alert"),
+    [
+        ("5xx", 0.45, {"requests_failing"}),
+        ("5xx", 0.1, set()),
+        ("4xx", 2.0, {"client_errors_surge"}),
+        ("4xx", 0.1, set()),
+    ],
+)
+def test_answers_of_which_many_fail_suddenly_are_a_warning_in_minutes(
+    tmp_path: Path, status: str, failed: float, alert: set[str]
 ) -> None:
     series = timeline("healthy", *CALM, before=CALM)
     answers = {("__name__", "http_requests_total"), ("method", "POST"), ("handler", "/v1/completions")}
     ill = timelines.TIMES - LEAD
     series[frozenset({*answers, ("status", "2xx")})] = 12_000 + 4.0 * ill
-    series[frozenset({*answers, ("status", "5xx")})] = np.where(ill > 0, np.floor(failed * ill), np.nan)
-    found = fired(only("requests_failing", tmp_path), series, metrics_read(), tmp_path)
+    series[frozenset({*answers, ("status", status)})] = np.where(ill > 0, np.floor(failed * ill), np.nan)
+    incident = "requests_failing" if status == "5xx" else "client_errors_surge"
+    found = fired(only(incident, tmp_path), series, metrics_read(), tmp_path)
     assert found.incidents == alert
     assert all(severity == "warning" and at <= 480 for (_, severity), at in found.first.items())
 

@@ -69,9 +69,9 @@ STRETCHES = {
 
 RAY = ("Component", "NodeAddress", "ReplicaId", "SessionName", "Version", "WorkerId")
 """Labels that a server in Ray adds."""
-MOMENTS = ("contention_long_prefill", "version_regression")
-"""Recordings of what does not repeat: the KV cache that one prompt takes cannot grow for a quarter of an hour, and
-there is one upgrade (tests/prometheus/test_upgrades.py)."""
+MOMENTS = ("contention_long_prefill", "version_regression", "client_errors_surge")
+"""Recordings of what does not repeat: the KV cache that one prompt takes cannot grow for a quarter of an hour, there is
+one upgrade (tests/prometheus/test_upgrades.py), and a wave of errors that was always there is none."""
 STAMPS = ("timestamp_seconds", "lora_requests_info")
 """How metrics end whose values are unix times."""
 START_TIME = "process_start_time_seconds"
