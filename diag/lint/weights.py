@@ -1,13 +1,14 @@
 """Rules about weights: quantization against checkpoint, release and GPU; LoRA adapters and draft models."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from diag.core.files import is_folder, parse_json
 from diag.lint.rule import Edit, LintTarget, Match, at_least, is_open, number, removal, rule
 from diag.vllm.command.command import Command
 from diag.vllm.gpus import capability
+from diag.vllm.memory.architectures import removed
 
 _AWQ, _GPTQ = ("awq", "awq_marlin", "auto_awq"), ("gptq", "gptq_marlin", "auto_gptq")
 _PREPARED = (*_AWQ, *_GPTQ, "compressed-tensors")
@@ -20,8 +21,6 @@ Of other values, such as moe_wna16 and humming, which load several kinds of chec
 """
 _FORMATS = ("nvfp4", "fp4", "int4", "int8", "w8a8", "w4a16", "w8a16", "4bit", "8bit")
 """Formats of weights that 0.32.0 and 0.33.0 have no method of that name for."""
-_LAST: Mapping[str, str] = {"gguf": "0.23.0", "bitsandbytes": "0.27.1"}
-"""The last release that has a method."""
 _GGUF = re.compile(r"(?i)(?:\.gguf|-gguf(?::[\w.-]+)?)$")
 ONE_AWQ = "0.24.0"
 """The first release in which awq and awq_marlin are one method, which takes bfloat16 and chooses its kernels."""
@@ -77,8 +76,8 @@ def _files(target: LintTarget) -> list[Path]:
 def quantization_removed(target: LintTarget) -> Iterator[Match]:
     wanted, method = target.command.get(_FLAG), checkpoint(target)
     named = "gguf" if _GGUF.search(target.command.model) else ""
-    for name, last in _LAST.items():
-        if name in (wanted, method, named) and not at_least(last, target.version):
+    for name in ("gguf", "bitsandbytes"):
+        if name in (wanted, method, named) and not at_least(last := removed()[name], target.version):
             whose = f"--quantization {name}" if wanted == name else f"The checkpoint's method, {name},"
             yield Match(f"{whose} was removed: {last} is the last release with it")
     if wanted in _FORMATS and target.since("0.32.0"):

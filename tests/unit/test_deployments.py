@@ -194,7 +194,7 @@ def test_a_quantization_that_a_gpu_lacks_fits_none_of_them(model: str, refusing:
         assert ("option_of_another_gpu" in {one.rule for one in found}) is (gpu in refusing)
 
 
-@pytest.mark.parametrize("flags", ["--quantization bitsandbytes", "--attention-backend FLASHINFER", ""])
+@pytest.mark.parametrize("flags", ["--quantization experts_int8", "--attention-backend FLASHINFER", ""])
 def test_what_rocm_lacks_is_refused_by_budget_and_lint(flags: str) -> None:
     """Was: FITS by memory alone for a GPU without a compute capability."""
     launch = f"vllm serve Qwen/Qwen2.5-7B-Instruct {flags}"

@@ -348,7 +348,7 @@ def test_the_page_states_the_number_of_shapes() -> None:
 def test_an_architecture_that_vllm_removed_is_judged_by_the_release() -> None:
     """Was: FITS, for every release."""
     falls_back = {kind for kind, last in removed().items() if last.endswith("+")}
-    assert len(removed()) == 50 and len(falls_back) == 13
+    assert len(removed()) == 52 and len(falls_back) == 13
     rows = {name: load(name, cached("/nowhere")).architecture for name in repositories()}
     gone = {name: kind for name, kind in rows.items() if kind in removed()}
     assert len(gone) > 60
@@ -365,6 +365,15 @@ def test_an_architecture_that_vllm_removed_is_judged_by_the_release() -> None:
     assert estimate(BudgetOptions("mosaicml/mpt-7b", "h200", version="0.28.0")).ledger.verdict == "fits"
     text, status = run(BudgetOptions("mosaicml/mpt-7b", "h200", concurrency=2, context="1k"))
     assert status == 2 and "0.28.0 is the last release that serves the model" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("launch", ["unsloth/Qwen3-8B-bnb-4bit", "Qwen/Qwen3-8B --quantization bitsandbytes"])
+@pytest.mark.parametrize(("version", "verdict"), [("0.27.1", "fits"), ("0.28.0", "does not fit")])
+def test_a_method_that_vllm_removed_is_judged_by_the_release(launch: str, version: str, verdict: str) -> None:
+    page = estimate(BudgetOptions(f"vllm serve {launch}", "h100", version=version)).ledger
+    assert page.verdict == verdict
+    told = f"vLLM {version} has no bitsandbytes: 0.27.1 is the last release that serves the model"
+    assert (told in page.reasons) == (verdict != "fits")
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,10 @@ def families() -> Mapping[str, Architecture]:
 
 @cache
 def removed() -> Mapping[str, str]:
-    """Return the last release with each architecture that vLLM no longer has; a + marks those of Transformers too."""
+    """Return the last release with each architecture and method of quantization that vLLM no longer has.
+
+    A + marks an architecture that Transformers has, too.
+    """
     return read(PACKAGE / "vllm" / "memory" / "removed.toml", dict[str, str])
 
 

@@ -191,7 +191,7 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
 
     doubts = [unknown] if unknown else []
     if setup.removed:
-        (doubts if removed()[model.architecture].endswith("+") else certain).insert(0, setup.removed)
+        (doubts if removed().get(model.architecture, "").endswith("+") else certain).insert(0, setup.removed)
     if blocks and blocks.low < (wanted := state_blocks_needed(model, setup)):
         (certain if blocks.high < wanted else doubts).append(_few_state_blocks(wanted, blocks))
     if setup.cpu and kv_cache is None:

@@ -209,24 +209,28 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         is_amd=is_amd(gpu.name),
         is_part=is_part(gpu.name),
         refused=_refused(command, model, gpu, version),
-        removed=_removed(model, version),
+        removed=_removed(command, model, version),
     )
     return _with_cache(_with_variables(planned, command), command)
 
 
 def _refused(command: Command, model: Model, gpu: GpuSpec, version: str) -> str:
     """Return the first thing of a launch that the GPU or the release lacks."""
-    method = str((model.quantization or {}).get("quant_method", "")).lower()
-    return next((lacks for _, lacks in lacking(command, method, gpu.name, version)), "")
+    return next((lacks for _, lacks in lacking(command, _method(model), gpu.name, version)), "")
 
 
-def _removed(model: Model, version: str) -> str:
-    """Return that a release no longer has the model's architecture, with the last that had it; "" if it has."""
-    last, mark, _ = removed().get(model.architecture, version).partition("+")
-    if release(version) <= release(last):
-        return ""
-    instead = "; whether it starts with the code of Transformers instead is not known" if mark else ""
-    return f"vLLM {version} has no {model.architecture}: {last} is the last release that serves the model{instead}"
+def _method(model: Model) -> str:
+    return str((model.quantization or {}).get("quant_method", "")).lower()
+
+
+def _removed(command: Command, model: Model, version: str) -> str:
+    """Return what of a model a release no longer has, its architecture or its method, with the last that had it."""
+    for name in (model.architecture, _method(model), command.get("--quantization") or ""):
+        last, mark, _ = removed().get(name, version).partition("+")
+        if release(version) > release(last):
+            instead = "; whether it starts with the code of Transformers instead is not known" if mark else ""
+            return f"vLLM {version} has no {name}: {last} is the last release that serves the model{instead}"
+    return ""
 
 
 _BFLOAT16 = 8.0
