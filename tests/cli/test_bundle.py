@@ -181,7 +181,7 @@ ATTACKS = {
     "deep and closed": (manifest(b'{"files":' + b"[" * 900 + b"]" * 900 + b"}"), "it is nested more than 100 deep"),
     "no object": (manifest(b"[1]"), "its manifest names no files"),
     "negative size": (NAMED + header("server.log", -1), "which is no file"),
-    "large file": (NAMED + header("server.log", 2**31) + bytes(MIB), "its files take more than 1,024 MiB"),
+    "large file": (NAMED + header("server.log", 2**31) + bytes(MIB), "its files take more than 512 MiB"),
     "another name": (manifest(b'{"files": {"x.py": {}}}') + header("x.py", 0), "it holds 'x.py', which is no file"),
     "twice": (NAMED + 2 * header("server.log", 0), "it holds 'server.log', which is no file"),
     "no archive": (b"x" * 10_240, "is no bundle of diag, or damaged"),
