@@ -219,6 +219,9 @@ def _since_when(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
         since = _began(again, again.episodes[-1], after, queries)
         if since is None:
             return diagnosis
+        # what wanders about its limit has no onset: one has a whole window before it and behind it
+        sides = (since - queries.source.first / 1000, queries.source.instants[-1] / 1000 - since)
+        since = since if min(sides) >= seconds(short.window) else None
     episodes = (*diagnosis.episodes[:-1], (since, diagnosis.episodes[-1][1]))
     return diagnosis._replace(since=episodes[0][0], episodes=episodes, watched=0.0)
 

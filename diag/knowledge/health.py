@@ -112,13 +112,13 @@ FAILS_WHOLE = Signal(
 SHEDS = Signal(
     "requests refused by a full queue / requests",
     "$shed_requests[5m] / ($shed_requests[5m] + ($served_answers[5m] or $finished_requests[5m]) > 0)",
-    "a full queue (--max-num-queued-reqs) refuses {value} of the requests",
+    "the full queue refuses {value} of the requests",
     "share",
 )
 FLICKERS = Signal(
     "scrapes that fail now and then / scrapes",
     "(1 - max by ($by) (avg_over_time(diag_vllm_up[15m]) or avg_over_time(up[15m]))) and $page_comes_and_goes",
-    "{value} of the scrapes of 15 minutes failed, now and then",
+    "{value} of the scrapes of 15 minutes failed, with answers between them",
     "share",
 )
 _ITL = "($itl_median[5m] by (instance, engine) and on (instance, engine) $itl_count[5m] by (instance, engine) >= 100)"
@@ -151,12 +151,12 @@ CONTRADICTED = (
     (
         PARTS[0],
         FLICKERS.above(0.5, judged("what the pages between show is not seen")),
-        "most of the pages: {value} of the scrapes of 15 minutes failed, now and then",
+        "most pages: {value} of the scrapes of the last 15 minutes failed, with answers between them",
     ),
     (
         PARTS[1],
         SHEDS.above(0.1, HARMFUL),
-        "success: a full queue refuses {value} of the requests (--max-num-queued-reqs); is that meant?",
+        "success: the full queue refuses {value} of the requests with HTTP 503 (--max-num-queued-reqs)",
     ),
     (
         PARTS[3],

@@ -209,10 +209,15 @@ def test_a_bundle_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypa
     assert [each.name for each in tmp_path.iterdir()] == ["link"]
 
 
-def test_a_bundle_that_is_too_large_is_refused(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bundle_that_is_too_large_is_neither_read_nor_written(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundle, "MOST_UNPACKED", 100_000)
     refused = diag("doctor", str(kept))
     assert refused.returncode == 64 and "its files take more than 0 MiB" in refused.stderr
+    refused = diag("bundle", str(KEPT / "engine_dead"), "-o", str(tmp_path / "large.tar.zst"))
+    assert refused.returncode == 64 and "a bundle holds 0 MiB: record a shorter time" in refused.stderr
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_that_exists_is_not_overwritten(kept: Path) -> None:

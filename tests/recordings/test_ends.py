@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import rewriting
+from support.paths import RECORDINGS
 from support.rewriting import Scrape
 from support.scenarios import found
 from support.simulated_vllm import Engine, Limits, Request, page
@@ -106,6 +107,13 @@ def test_drafts_that_were_accepted_before_date_the_info(tmp_path: Path, every: f
     ).diagnosis.since
     assert since is not None
     assert abs(since - BEGUN - 500) <= every + 15
+
+
+@pytest.mark.parametrize("name", ["kv_cache_levels_off", "contention_bigbatch"])
+def test_a_hit_rate_that_wanders_about_its_limit_has_no_onset(name: str) -> None:
+    """Its last crossing was told as the onset: 5 s and 29 s before the end of what was judged over all of it."""
+    report = doctor.run(ObserveOptions([str(RECORDINGS / name)]))
+    assert found(report, "prefix_cache_ineffective").diagnosis.since is None
 
 
 def test_a_former_backlog_is_no_load(tmp_path: Path) -> None:

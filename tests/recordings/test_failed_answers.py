@@ -205,7 +205,7 @@ def test_a_full_queue_that_refuses_a_tenth_of_the_requests_is_no_health(
 
     report = judged(tmp_path, shed, "healthy", partial(re.sub, r"http_requests[^\n]*\n", ""))
     assert report.verdict == verdict
-    is_told = [item.lacks.startswith("success: a full queue") for item in report.health.missing]
+    is_told = [item.lacks.startswith("success: the full queue") for item in report.health.missing]
     assert is_told == [True] * (verdict != "healthy")
 
 

@@ -367,13 +367,35 @@ def test_an_architecture_that_vllm_removed_is_judged_by_the_release() -> None:
     assert status == 2 and "0.28.0 is the last release that serves the model" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("launch", ["unsloth/Qwen3-8B-bnb-4bit", "Qwen/Qwen3-8B --quantization bitsandbytes"])
-@pytest.mark.parametrize(("version", "verdict"), [("0.27.1", "fits"), ("0.28.0", "does not fit")])
-def test_a_method_that_vllm_removed_is_judged_by_the_release(launch: str, version: str, verdict: str) -> None:
-    page = estimate(BudgetOptions(f"vllm serve {launch}", "h100", version=version)).ledger
-    assert page.verdict == verdict
-    told = f"vLLM {version} has no bitsandbytes: 0.27.1 is the last release that serves the model"
-    assert (told in page.reasons) == (verdict != "fits")
+@pytest.mark.parametrize(
+    ("launch", "method", "last", "after"),
+    [
+        ("unsloth/granite-4.0-1b-bnb-4bit", "bitsandbytes", "0.27.1", "0.28.0"),
+        ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "bitsandbytes", "0.27.1", "0.28.0"),
+        ("Qwen/Qwen3-8B --quantization bitsandbytes", "bitsandbytes", "0.27.1", "0.28.0"),
+        ("Qwen/Qwen3-8B --quantization gguf", "gguf", "0.23.0", "0.24.0"),
+    ],
+)
+def test_a_method_that_vllm_removed_is_judged_by_the_release(launch: str, method: str, last: str, after: str) -> None:
+    then, now = (estimate(BudgetOptions(f"vllm serve {launch}", "h100", version=one)).ledger for one in (last, after))
+    assert not any("has no" in reason for reason in then.reasons)
+    assert now.verdict == "does not fit"
+    assert now.reasons[0] == f"vLLM {after} has no {method}: {last} is the last release that serves the model"
+
+
+@pytest.mark.parametrize(("name", "weights"), [("openai/gpt-oss-20b-BF16", 41.8e9), ("openai/gpt-oss-20b", 13.8e9)])
+def test_a_copy_in_16_bits_of_a_model_that_is_published_quantized_has_their_size(name: str, weights: float) -> None:
+    """Was: 14.4 GB, which FITS one L4."""
+    rows = {row.name: row.size for row in estimate(BudgetOptions(name, "h200", version="0.33.0")).ledger.rows}
+    assert (size := rows[WEIGHTS]) and size.central == pytest.approx(weights, rel=0.06)
+
+
+@pytest.mark.parametrize("name", ["lmms-lab/llava-onevision-qwen2-72b-ov-sft", "lmms-lab/llava-onevision-qwen2-7b-ov"])
+def test_llavas_own_form_is_refused_and_that_of_transformers_is_sized(name: str) -> None:
+    """Was: FITS, as its text model."""
+    with pytest.raises(BadUsage, match="for which no release of vLLM has a class"):
+        estimate(BudgetOptions(name, "h100"))
+    assert find_shape("llava-hf/llava-onevision-qwen2-7b-ov-hf") is not None
 
 
 @pytest.mark.parametrize(

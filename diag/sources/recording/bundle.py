@@ -36,7 +36,10 @@ _NAME = re.compile(
 
 
 def pack(folder: Path, what: Mapping[str, str], left_out: Sequence[str], out: IO[bytes]) -> None:
-    """Write the files of a folder, described by `what`, and a manifest with their hashes and what was left out."""
+    """Write the files of a folder, described by `what`, and a manifest with their hashes and what was left out.
+
+    Raises BadRecording for files that a bundle does not hold: nobody could read it.
+    """
     import zstandard  # noqa: PLC0415 - most recordings are no bundles
 
     files = {}
@@ -44,6 +47,10 @@ def pack(folder: Path, what: Mapping[str, str], left_out: Sequence[str], out: IO
         with (folder / name).open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
             files[name] = {"what": what[name], "bytes": stream.tell(), "sha256": digest}
+    if (size := sum(int(str(about["bytes"])) for about in files.values())) > MOST_UNPACKED:
+        raise BadRecording(
+            f"the files take {size >> 20:,} MiB, and a bundle holds {MOST_UNPACKED >> 20:,} MiB: record a shorter time"
+        )
     manifest = {
         "schema": SCHEMA,
         "diag": __version__,

@@ -181,7 +181,7 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
     certain = [f"vLLM refuses to start: {setup.refused}"] if setup.refused else []
     certain += [reason for reason, is_certain in outside if is_certain]
     if kv_cache and kv_cache.high <= 0 and model.keeps_tokens:
-        certain.append(f"nothing is left for the KV cache: at least {gibibytes(-kv_cache.high)} too little")
+        certain.append(_nothing_left(kv_cache, setup))
     elif blocks and blocks.high < needed:
         takes, room = (gibibytes(count * tightest.block_bytes) for count in (needed - RESERVED, blocks.high))
         certain.append(
@@ -217,6 +217,13 @@ def state_blocks_needed(model: Model, setup: Setup) -> int:
     return setup.sequences if captures and keeps_states and setup.since("state_blocks") else 0
 
 
+def _nothing_left(kv_cache: ByteRange, setup: Setup) -> str:
+    least = (
+        f": at least {gibibytes(-kv_cache.high)} too little" if kv_cache.high <= 0 else f" with vLLM {setup.version}"
+    )
+    return f"nothing is left for the KV cache{least}"
+
+
 def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
     there = f"{blocks.low:,}" if blocks.low == blocks.high else f"{blocks.low:,} to {blocks.high:,}"
     certain = f"; --max-num-seqs {blocks.low} certainly has enough" if blocks.low else ""
@@ -229,12 +236,14 @@ def _few_state_blocks(wanted: int, blocks: ByteRange) -> str:
 def with_kv_cache(page: Ledger, size: ByteRange, why: str = "") -> Ledger:
     """Return a ledger with another size of the KV cache; what fitted may then be unknown, or not fit at all."""
     rows = tuple(replace(row, computed=size, why=why or row.why) if row.name == KV_CACHE else row for row in page.rows)
-    if not page.blocks:
-        return replace(page, rows=rows)
-    blocks = _blocks(size, page.block_bytes)
+    texts = {_nothing_left(page.kv_cache, page.setup): _nothing_left(size, page.setup)} if page.kv_cache else {}
+    blocks = _blocks(size, page.block_bytes) if page.blocks else None
     wanted = state_blocks_needed(page.model, page.setup)
-    texts = {_few_state_blocks(wanted, page.blocks): _few_state_blocks(wanted, blocks)}
+    if page.blocks and blocks:
+        texts |= {_few_state_blocks(wanted, page.blocks): _few_state_blocks(wanted, blocks)}
     page = replace(page, rows=rows, blocks=blocks, reasons=tuple(texts.get(text, text) for text in page.reasons))
+    if not blocks:
+        return page
     least = 1 if page.setup.auto_length else page.setup.length
     needed = page.layout.blocks(least) + RESERVED if page.layout else 0
     if page.verdict == "fits" and blocks.low < max(needed, wanted):

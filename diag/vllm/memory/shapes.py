@@ -140,8 +140,19 @@ def _index() -> Mapping[str, str]:
     return dict(reversed([(spelled(name), name) for spelled in spellings for name in _rows()]))
 
 
+_IN_16_BITS = re.compile(r"[-_](?:bf16|fp16|bfloat16|float16)$", re.IGNORECASE)
+
+
 def find_shape(name: str) -> NamedShape | None:
     """Find a model by its repository, its name under another owner, or a near spelling; None if it is unknown."""
+    shape = _found(name)
+    if not (shape and "quantization_config" in shape.config and _IN_16_BITS.search(name)):
+        return shape
+    config = {key: value for key, value in shape.config.items() if key != "quantization_config"}
+    return shape._replace(config=config, format="16 bits")  # a copy of a model that is published quantized
+
+
+def _found(name: str) -> NamedShape | None:
     respelled = _respelled(name)
     found = _find(respelled if "+" in name else name)  # Command R+ is no Command R
     if respelled != name.lower() and (found is None or found.tune):
@@ -154,11 +165,12 @@ def find_shape(name: str) -> NamedShape | None:
 def _find(name: str) -> NamedShape | None:
     if re.match(r"[./~]|\w+://", name) or name.count("/") > 1:
         return None
+    is_unsized = bool(unsized(name))
     for spelling in (name.lower(), name.rpartition("/")[2].lower(), _member(name), _key(name)):
-        if repository := _index().get(spelling):
+        if (repository := _index().get(spelling)) and not (is_unsized and spelling != name.lower()):
             row = _rows()[repository]
             return NamedShape(repository, row["source"], _fields(repository), partial="like" in row or "partial" in row)
-    if unsized(name):
+    if is_unsized:
         return None
     plain = _without_format(name)
     if plain == name or not (shape := _find(plain)):
