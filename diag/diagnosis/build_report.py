@@ -120,7 +120,7 @@ def build_report(
 def _several(queries: QueryCache) -> Iterator[NotJudged]:
     """Yield the addresses at which two servers answer."""
     for subject, row in queries.ask(GOES_BACK, INSTANCE, queries.whole).items():
-        if row[-1] > 1 and not queries.is_gone(subject):
+        if row[-1] > 0 and not queries.is_gone(subject):
             yield NotJudged(WHY["two_servers"], subject)
 
 

@@ -175,9 +175,7 @@ class Judge:
             return wanted.removeprefix("v"), "--vllm-version"
         if tag := _image_release(_image(command)):
             return tag, TAG
-        box = command.container
-        is_image = box and box.kind != "image" and command.image.startswith("vllm/")  # no wheel is installed in it
-        if command.pinned and _may_exist(command.pinned) and not is_image:
+        if command.pinned and _may_exist(command.pinned):
             return command.pinned, "the pinned wheel"
         names = (_NAMED.search(word) for word in command.words[: command.arguments])
         if named := next((name[1] for name in names if name and _may_exist(name[1])), ""):

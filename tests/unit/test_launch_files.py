@@ -1558,6 +1558,33 @@ def test_preflight_needs_the_memory_for_a_go_and_names_errors_of_the_other_serve
     assert preflight.run(PreflightOptions(str(file))).answer not in ("go", "warnings")
 
 
+PINS = {
+    "pip install vllm==0.6.0 && vllm serve org/m": "0.6.0",  # in the server's own container
+    "vllm serve org/m": "0.33.0",  # in the one beside it
+}
+
+
+@pytest.mark.parametrize("command", PINS)
+def test_a_wheel_is_installed_in_the_container_that_installs_it(tmp_path: Path, command: str) -> None:
+    beside = "" if "pip" in command else "  bench: {image: 'python:3.12', command: pip install vllm==0.6.0}\n"
+    file = tmp_path / "compose.yaml"
+    file.write_text(
+        f"services:\n{beside}  llm:\n    image: vllm/vllm-openai:latest\n"
+        f"    entrypoint: [bash, -c, {json.dumps(command)}]\n"
+    )
+    (server,) = judged(file)
+    assert server["vllm_version"] == PINS[command]
+
+
+@pytest.mark.parametrize(("named", "told"), [("ARGS+=(--model org/m)", False), ("ARGS+=(--seed 1)", True)])
+def test_a_model_that_another_branch_names_is_not_missed(tmp_path: Path, named: str, told: bool) -> None:
+    file = tmp_path / "serve.sh"
+    script = f'ARGS=(--port 8000)\nif [ -n "$1" ]; then\n  {named}\nfi\n'
+    file.write_text(f'#!/bin/bash\n{script}python -m vllm.entrypoints.openai.api_server "${{ARGS[@]}}"\n')
+    (server,) = judged(file)
+    assert ("no_model" in [finding["rule"] for finding in server["findings"]]) is told
+
+
 CHART = {
     "Chart.yaml": "name: c\nappVersion: 0.6.3\n",
     "values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nmodel: Qwen/Qwen3-8B\nlength: 4096\nextra: [--seed, '1']\n"  # noqa: E501

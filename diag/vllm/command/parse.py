@@ -390,14 +390,17 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
             continue
         line = launch.line or _line(lines, launch.place, [command.line for command in commands])
         for command in started:
+            box = launch.container or command.container
+            # vLLM's image has its wheel, unless the container's own command installs another one
+            has_wheel = box is not None and box.kind != "image" and command.image.startswith("vllm/")
             commands.append(
                 command._replace(
                     writing=launch.name,
-                    container=launch.container or command.container,
+                    container=box,
                     place=launch.place or command.place,
                     line=line,
                     elsewhere=command.elsewhere or ("" if launch.is_here else "in the container"),
-                    pinned=command.pinned or pinned,
+                    pinned=command.pinned or ("" if has_wheel else pinned),
                     beside=command.beside or beside,
                 )
             )
