@@ -25,7 +25,7 @@ from support.live import server
 from support.paths import ROOT
 
 DIAG = str(Path(sys.executable).parent / "diag")
-EXIT = {"healthy": 0, "warning": 1, "critical": 2, "unknown": 3}
+EXIT = {"healthy": 0, "no_incident": 0, "warning": 1, "critical": 2, "unknown": 3}
 SHIPPED = ("alerts/diag.rules.yaml", "alerts/inhibit_rules.yaml", "alerts/README.md")
 SCRAPED_EVERY = 5
 """Seconds: a scrape that may take that long succeeds on two busy cores."""
