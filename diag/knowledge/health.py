@@ -170,6 +170,11 @@ CONTRADICTED = (
     ),
     (
         PARTS[1],
+        signals.refused_share.above(0.5, judged("a steady share of client errors is no news, but no success either")),
+        "success: {value} of the answers are client errors (HTTP 4xx)",
+    ),
+    (
+        PARTS[1],
         signals.error_burn_rate.above(signals.SLOW_BURN.factor, judged("a month's error budget lasts five days")),
         "success: errors (HTTP 5xx) burn the error budget {value} times too fast",
     ),

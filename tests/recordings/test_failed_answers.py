@@ -185,6 +185,18 @@ def test_a_steady_share_or_a_few_client_errors_are_no_news(tmp_path: Path, stead
     assert state(judged(tmp_path, steady), SURGE) == "absent"
 
 
+@pytest.mark.parametrize(("refused", "verdict"), [(1, "healthy"), (4, "no_incident")])
+def test_clients_most_of_which_are_refused_as_ever_show_no_health(tmp_path: Path, refused: float, verdict: str) -> None:
+    def steady(t: float) -> str:
+        return answers("2xx", 400 + 2 * t) + answers("4xx", (200 + t) * refused)
+
+    report = judged(tmp_path, steady, "healthy", partial(re.sub, r"http_requests[^\n]*\n", ""))
+    assert (report.verdict, state(report, SURGE)) == (verdict, "absent")
+    assert [item.lacks for item in report.health.missing] == (
+        [] if verdict == "healthy" else ["success: 66.7 % of the answers are client errors (HTTP 4xx)"]
+    )
+
+
 def test_load_that_is_shed_on_purpose_is_no_failure(tmp_path: Path) -> None:
     def shed(t: float) -> str:
         rejected = f'vllm:admission_rejections_total{{model_name="tiny",reason="requests"}} {8 * t}\n'

@@ -38,7 +38,7 @@ ALL_FAIL = everywhere(
     "critical requests_failing or critical structured_output_failing",
     "structured_output_failing or requests_failing or requests_failing, structured_output_failing",
 )
-CLIENTS_FAIL = everywhere("healthy", NONE)
+CLIENTS_FAIL = everywhere("no_incident", NONE)
 ALL_REFUSED = everywhere("critical requests_refused", "requests_refused")
 RESTARTING = everywhere("critical server_crashed", NOT_ASKED)
 CRASHED = everywhere("warning server_crashed", "server_crashed or engine_dead, server_crashed")
@@ -105,7 +105,7 @@ def every_answer_fails(stage: Stage) -> Iterator[Outcome]:
 
 
 def clients_fail(stage: Stage) -> Iterator[Outcome]:
-    """Prompts above the context are the clients' error, and an info, while other requests succeed; then none does."""
+    """Prompts above the context show no health while other requests succeed; then none does."""
     with stage.serving() as (vllm, who):
         with load.running(vllm.port, *load.STEADY):
             time.sleep(SETTLES)
