@@ -6,7 +6,8 @@ trusted folder.
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,9 +128,9 @@ def _place(file: Path, word: object) -> str:
     return str(shown_path(file))
 
 
-def built_in() -> Iterator[CatalogEntry]:
-    for file in sorted(FOLDER.glob("*.incident")):
-        yield CatalogEntry(read(file), file)
+@lru_cache(maxsize=1)
+def built_in() -> tuple[CatalogEntry, ...]:
+    return tuple(CatalogEntry(read(file), file) for file in sorted(FOLDER.glob("*.incident")))
 
 
 def _run(file: Path) -> Incident:
