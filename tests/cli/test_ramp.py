@@ -171,16 +171,17 @@ def test_ctrl_c_that_also_ends_tee_loses_no_report(
 def test_ctrl_c_keeps_what_was_measured(busy: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PLAYED_BENCH", "hang 4")  # a busy host may scrape too few pages of one of the three before
     monkeypatch.setattr("diag.ramp.run.MOST_SECONDS", 60.0)
-    steps = tmp_path / "steps"
+    steps, ended = tmp_path / "steps", threading.Event()
 
     def interrupt() -> None:
         while not steps.exists() or steps.stat().st_size < 4:
             time.sleep(0.05)
-        time.sleep(1)
-        os.kill(os.getpid(), signal.SIGINT)
+        if not ended.wait(1):  # a late signal would interrupt another test
+            os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     found = ramp(busy.url, most=16)
+    ended.set()
     assert found.stopped == "interrupted"
     assert len(found.steps) >= 2
     left = subprocess.run(["pgrep", "-f", "vllm.benchmarks.serve"], capture_output=True, text=True, check=False)
