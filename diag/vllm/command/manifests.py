@@ -2,9 +2,11 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
@@ -37,6 +39,11 @@ _NAMES_MODEL = re.compile(r"--model[= ]\S")
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
 _MOST_DOCUMENTS = 100
 _MOST_BYTES = 2**22
+_LONGEST_BESIDE = 2**18
+_NAMING = re.compile(r"(?m)^[ -]*(?:envFrom|configMapKeyRef|configMap|runtime|containers):|^kind: (?:ConfigMap|\w*ServingRuntime)")
+"""What may name an object of another file, or be named by one."""
+_NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
+_CONFIG = re.compile(r"\s--config[= ]([\w./-]+)(?=\s|$)")
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
 _KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
@@ -85,13 +92,29 @@ def is_manifest(documents: Sequence[Any]) -> bool:
     return any(isinstance(document, dict) and not _KEYS.isdisjoint(document) for document in documents)
 
 
-def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
-    """Yield the launch of every container or engine that may start vLLM."""
-    parts = _joined([part for document in documents for part in (items(document, "items") or [document])])
-    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in parts if _kind(part) == "ConfigMap"}
+def beside(file: Path, text: str) -> list[Any]:
+    """Return the objects in the other files of a manifest's folder that its own may name; no name stands for two."""
+    documents: list[Any] = []
+    if not _NAMING.search(text):
+        return documents
+    for other in islice(sorted(file.absolute().parent.glob("*.y*ml")), _MOST_DOCUMENTS):
+        with suppress(OSError, BadUsage):
+            if other.name != file.name and other.stat().st_size < _LONGEST_BESIDE:
+                content = other.read_text("utf-8", "replace")
+                documents += parse(content, other.name) if _NAMED.search(content) else []
+    able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
+    return [part for part in documents if able[_kind(part), inner(part, "metadata").get("name")] == 1]
+
+
+def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = ()) -> Iterator[Writing]:
+    """Yield the launch of every container or engine that may start vLLM; `others` are objects beside the documents."""
+    own = [part for document in documents for part in (items(document, "items") or [document])]
+    parts = _joined(own, others)
+    around = [*others, *parts]
+    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in around if _kind(part) == "ConfigMap"}
     reader, length, is_read = _Reader(scaled_on(parts), version, maps=maps), 0, False
-    read = (_with_service(writing, part, parts) for part in parts for writing in reader.document(part))
-    for writing in chain(read, _scripts(parts)):
+    read = (_with_service(writing, part, around) for part in parts for writing in reader.document(part))
+    for writing in chain(read, _scripts(parts, around)):
         if writing.name == SCRIPT and is_read and writing.place not in _HOST_SCRIPTS:
             continue
         is_read = is_read or writing.name != SCRIPT
@@ -142,9 +165,13 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     return writing._replace(container=box)
 
 
-def _joined(parts: Sequence[Any]) -> list[Any]:
+def _joined(parts: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     """Join each InferenceService to the ServingRuntime that it names, and to its Model of LLMKube: one server each."""
-    objects = [part for part in parts if isinstance(part, dict)]
+    objects = [part for part in (*others, *parts) if isinstance(part, dict)]
+    naming = {inner(part, "spec", "predictor", "model").get("runtime") for part in others}
+    for part in parts:
+        if "ServingRuntime" in str(_kind(part)) and inner(part, "metadata").get("name", "") in naming:
+            raise NoLaunch("an InferenceService in a file beside makes the server of this ServingRuntime: lint that file")
     able = {(str(part.get("kind")), str(inner(part, "metadata").get("name"))): part for part in objects}
     joined, used = list[Any](), list[Any]()
     for part in parts:
@@ -196,9 +223,9 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
+def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
     """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
-    nodes: list[tuple[str, Any, str]] = [("", part, "") for part in parts]
+    nodes: list[tuple[str, Any, str]] = [("", part, _mounting(part, around)) for part in parts]
     while nodes:
         key, node, image = nodes.pop(0)
         if isinstance(node, dict):
@@ -209,6 +236,18 @@ def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
         elif isinstance(node, str) and (suffix := _suffix(key, node)) is not None:
             around = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
             yield Writing(SCRIPT, node, around, place=key, suffix=suffix)
+
+
+def _mounting(part: Any, around: Sequence[Any]) -> str:
+    """Return the image of the containers whose pod mounts a ConfigMap; "" if it is none, or there are several."""
+    name, images = str(inner(part, "metadata").get("name")), set[str]()
+    nodes: list[Any] = [*around] if _kind(part) == "ConfigMap" else []
+    while nodes:
+        node = nodes.pop()
+        if any(inner(volume, "configMap").get("name") == name for volume in items(node, "volumes")):
+            images |= {str(one["image"]) for one in items(node, "containers") if "vllm" in str(one.get("image"))}
+        nodes += [*node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []
+    return images.pop() if len(images) == 1 else ""
 
 
 def _suffix(key: str, text: str) -> str | None:
@@ -368,7 +407,7 @@ class _Reader(NamedTuple):
             return  # the operator says it, or Python is the image's entry point
         elif "vllm" in called_by.lower() or _SERVES.search(" ".join([program, *words])):
             options += ["--entrypoint", program] if program else []
-            words = _referenced(words, environment)
+            words = self.configured(_referenced(words, environment), node, spec)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             if name == _SERVICE:
                 around = read_service(node, environment)
@@ -378,6 +417,25 @@ class _Reader(NamedTuple):
             is_public = charts.is_published(node, words)
             around = around and around._replace(build=build, is_public=around.is_public or is_public)
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
+
+    def configured(self, words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any]) -> list[str]:
+        """Write the keys of a --config file, which is in a ConfigMap of the pod, as flags."""
+        line = " ".join(words)
+        if not (named := _CONFIG.search(line)) or not self.maps:
+            return words
+        folder, _, file = named[1].rpartition("/")
+        mounts = {mount.get("name") for mount in items(node, "volumeMounts") if mount.get("mountPath") in (folder, named[1])}
+        volumes = [inner(one, "configMap") for one in items(spec, "volumes") if one.get("name") in mounts]
+        texts = [text for one in volumes for key, text in self.maps.get(one.get("name"), {}).items() if key == file]
+        with suppress(BadUsage):
+            for keys in parse_yaml(str(texts[0]), file) if texts else ():
+                if isinstance(keys, dict) and "model" not in keys and all(flag(str(key)) in known() for key in keys):
+                    rest = {key: value for key, value in keys.items() if flag(str(key)) not in line}
+                    flags = shlex.join(command_line(rest, self.version))
+                    if any(_CONFIG.search(word) and " " in word for word in words):  # a script
+                        return [_CONFIG.sub(lambda _: f" {flags}", word) for word in words]
+                    return split(_CONFIG.sub(lambda _: f" {flags}", shlex.join(words)))
+        return words
 
     # -- KServe
 

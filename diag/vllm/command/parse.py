@@ -246,7 +246,8 @@ def _content(name: str) -> bytes | None:
 def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
     documents = manifests.parse(text, printable(str(file)))
-    launches = manifests.templated(manifests.containers(documents, version), text)
+    others = manifests.beside(file, text)
+    launches = manifests.templated(manifests.containers(documents, version, others), text)
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
