@@ -39,6 +39,10 @@ _NAMES_MODEL = re.compile(r"--model[= ]\S")
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
 _MOST_DOCUMENTS = 100
 _MOST_BYTES = 2**22
+_RELEASES = {"HelmRelease", "Application", "HelmChart"}
+_COMPOSE = {"container_name", "restart", "shm_size", "profiles", "network_mode", "runtime", "ipc"}
+_LONG = 3
+"""Hyphens of a flag such as --max-model-len, which names vLLM: others have a --port, too."""
 _LONGEST_BESIDE = 2**18
 _NAMING = re.compile(r"(?m)^[ -]*(?:envFrom|configMapKeyRef|configMap|runtime|containers):|^kind: (?:ConfigMap|\w*ServingRuntime)")
 """What may name an object of another file, or be named by one."""
@@ -299,6 +303,15 @@ class _Reader(NamedTuple):
         elif "servingEngineSpec" in document:
             for model in items(inner(document, "servingEngineSpec"), "modelSpec"):
                 yield from self.production_stack(inner(document, "servingEngineSpec"), model)
+        elif kind in _RELEASES and (values := _release_values(spec)):
+            yield from self.document(values)
+        elif wrapped := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
+            for child in wrapped:  # the values of a chart that depends on the production stack
+                yield from self.document(child)
+        elif not kind and _is_vllms(split(inner(document, "inferenceService").get("args")), "--"):
+            served = inner(document, "inferenceService")
+            stored = inner(served, "storage").get("storageUri") or inner(served, "model").get("storageUri")
+            yield from self.inference_service({"model": {"runtime": "vllm", "storageUri": stored, **served}})
         elif "vllm_config" in inner(document, "backend"):
             yield from _recipe(document, self.version)
         elif "containerDefinitions" in document:
@@ -308,6 +321,8 @@ class _Reader(NamedTuple):
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
         else:
+            if not kind and any(_COMPOSE & inner(child).keys() and "image" in child for child in document.values()):
+                document = {"services": document}  # without its top: a part that another file includes
             if isinstance(document.get("services"), dict):
                 for service, node in document["services"].items():
                     for writing in self.nested(node, str(service), _SERVICE, {}):
@@ -405,7 +420,11 @@ class _Reader(NamedTuple):
             return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
             return  # the operator says it, or Python is the image's entry point
-        elif "vllm" in called_by.lower() or _SERVES.search(" ".join([program, *words])):
+        elif (
+            "vllm" in called_by.lower()
+            or _SERVES.search(" ".join([program, *words]))
+            or (not program and _is_vllms(words, "--model"))
+        ):
             options += ["--entrypoint", program] if program else []
             words = self.configured(_referenced(words, environment), node, spec)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
@@ -702,6 +721,23 @@ _FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
     "docker_server": _truss,
 }
 """Readers by the kind of a document, or by a key at its top."""
+
+
+def _is_vllms(words: Sequence[str], needed: str) -> bool:
+    """Return True for arguments that no other program takes: all are flags of vLLM, and `needed` begins one."""
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    is_whole = all(name.replace("_", "-") in known() for name in names)
+    return is_whole and any(name.count("-") > _LONG for name in names) and any(name.startswith(needed) for name in names)
+
+
+def _release_values(spec: Mapping[str, Any]) -> Any:
+    """Return the values of a production stack that a HelmRelease, or an Application of Argo CD, sets; {} for others."""
+    helm = inner(spec, "source", "helm")
+    values = spec.get("values") or helm.get("valuesObject") or helm.get("values")
+    with suppress(BadUsage):
+        values = next(iter(parse_yaml(values, "values")), None) if isinstance(values, str) else values
+        return values if "servingEngineSpec" in str(values)[:_MOST_BYTES] and isinstance(values, dict) else {}
+    return {}
 
 
 def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -119,6 +119,7 @@ _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
 _RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
 _BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
+_ENV_DEFAULT = re.compile(r"\bos\.(?:environ\.get|getenv)\(\s*[\"']\w+[\"'],\s*([\"'][^\"'\n]*[\"'])\s*\)")
 _BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
 _TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -392,6 +393,8 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
         line = launch.line or _line(lines, launch.place, [command.line for command in commands])
         for command in started:
             box = launch.container or command.container
+            if launch.name == manifests.SCRIPT:  # of a host, which starts a container
+                box = command.container or box
             # vLLM's image has its wheel, unless the container's own command installs another one
             has_wheel = box is not None and box.kind != "image" and command.image.startswith("vllm/")
             commands.append(
@@ -419,12 +422,14 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
+    text = _ENV_DEFAULT.sub(r"\1", text)
     for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:MOST_DOCUMENTS]:
         assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
-    wheels = {*_PINNED.findall(text), *(_BUILT.findall(text) if "vllm-project/vllm" in text else ())}
+    built = _BUILT.findall(text) if "vllm-project/vllm" in text else ()
+    wheels = {*_PINNED.findall(text), *("".join(names) for names in built)}
     wheels |= {f"{first}.{low}.0" for first, low, high in _RANGE.findall(text) if int(high) == int(low) + 1}
     if images and wheels and images != wheels:
         return "", ""  # several servers, or a step between releases
