@@ -28,6 +28,12 @@ _PROBE = re.compile(NOTATIONS["patterns"]["charts_probe"])
 _WITHIN_MODEL = frozenset[str](NOTATIONS["chart_model"])
 _ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
 _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")
+_OTHER = re.compile(NOTATIONS["patterns"]["charts_other"], re.IGNORECASE)
+_IMAGE = re.compile(r"\{\{-?\s*include \"([\w.-]*[iI]mage[\w.-]*)\" [^{}|]*(?:\|\s*(?:trim|quote)\s*)*-?\}\}")
+_DEFINED = re.compile(r"\{\{-?\s*define \"([\w.-]+)\"\s*-?\}\}(.*?)(?=\{\{-?\s*define \"|\Z)", re.DOTALL)
+_REPOSITORY = re.compile(r"[$.]*(\.Values(?:\.\w+)+)\.repository\b")
+_EMPTY = re.compile(r"(?<![\w.'\"])([A-Za-z_][\w.]*)\s*\|\s*default\((?:\[\]|''|\"\"|0|false)(?:, true)?\)")
+_COMPARED = re.compile(r"([\w.]+|'[^']*') == ([\w.]+|'[^']*')")
 _MOST, _MOST_LOOPS, _MOST_ITEMS, _MOST_BYTES = 2000, 40, 20, 2**18
 _DEEPEST = 6
 
@@ -49,7 +55,7 @@ def filled(text: str, file: Path) -> str:
         return text
     for written, instead in _REWRITTEN:
         text = written.sub(instead, text)
-    text = _unrolled(text, values)
+    text = _unrolled(_with_images(text, file), values)
     for _ in range(3):  # values may name others
         text = _HOLE.sub(lambda hole: _value(hole, values), text)
     lines, opened = list[str](), list[bool | None]()  # None: a condition that is not known, or whose way was taken
@@ -93,16 +99,45 @@ def _unrolled(text: str, values: Mapping[str, Any]) -> str:
             continue
         whole = ""
         for path in paths[:_MOST_ITEMS]:
-            instead = path if item else f"{path}."
-            whole += _EXPRESSION.sub(lambda hole: named.sub(instead, hole[0]), body)  # noqa: B023  # called at once
+            whole += _in_scope(body, named, path if item else f"{path}.", is_named=bool(item))
         lost = body.count("\n") - whole.count("\n")
         text, at = text[: loop.start()] + whole + "\n" * max(0, lost) + text[end.end() :], loop.start()
     return text
 
 
+def _in_scope(body: str, named: re.Pattern[str], instead: str, *, is_named: bool) -> str:
+    """Write the path of a loop's item in its expressions; the dot of a block within it is that block's."""
+    opened: list[bool] = []
+
+    def replaced(hole: re.Match[str]) -> str:
+        tag, is_own = _TAG.match(hole[0]), is_named or not any(opened)
+        if tag and tag["ends"]:
+            del opened[-1:]
+        elif tag:
+            opened.append(bool(re.match(r"\W*(?:with|range)\b", hole[0])))
+        return named.sub(instead, hole[0]) if is_own else hole[0]
+
+    return _EXPRESSION.sub(replaced, body)
+
+
+def _with_images(text: str, file: Path) -> str:
+    """Write the images of a chart's own helpers as the values that the helpers name."""
+    helpers = file.with_name("_helpers.tpl")
+    if not _IMAGE.search(text) or file == helpers:
+        return text
+    with suppress(OSError):
+        bodies = {name: body for name, body in _DEFINED.findall(helpers.read_text("utf-8", "replace")[:_MOST_BYTES])}
+        paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
+        able = {name: path for name, path in paths.items() if path}
+        return _IMAGE.sub(lambda one: f"{{{{ {able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
+    return text
+
+
 def _holds(test: re.Match[str], values: Mapping[str, Any]) -> bool | None:
     """Return True if a condition holds; None for one that the values do not decide, and for what changes the names."""
-    tokens = ["(", *_TOKEN.findall(test["rest"].replace("| length > 0", "")), ")"]
+    rest = _EMPTY.sub(lambda name: name[1] if _looked_up(name[1], values) else "''", test["rest"])
+    rest = _COMPARED.sub(r"(eq \1 \2)", rest.replace("| length > 0", ""))
+    tokens = ["(", *_TOKEN.findall(rest), ")"]
     try:
         value = _operand(tokens, values)
     except LookupError:
@@ -149,6 +184,10 @@ def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
         if instead := re.fullmatch(r"default[ (]\s*(?:[\"']([^\"']*)[\"']|([$.]*[\w.]+))\s*\)?", part):
             other = instead[1] if instead[2] is None else _looked_up(instead[2], values) or instead[2]
             value = value or (None if str(other)[:1] in ".$" or other == "omit" else other)
+        elif written := re.fullmatch(r"printf \"([^\"%]*%[sdv][^\"%]*)\"", part):
+            value = None if value is None else re.sub("%[sdv]", lambda _: str(value), written[1])  # noqa: B023
+        elif re.fullmatch(r"join \" \"", part) and isinstance(value, list):
+            value = " ".join(map(str, value))
         elif not _PLAIN_FILTER.fullmatch(part):
             return hole[0]
     if isinstance(value, dict) and "image" in filters and value.get("repository"):
@@ -233,7 +272,8 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         flags and models and "/" in models[0] and all(word.partition("=")[0] in known() for word in flags)
     )
     count = len(found.flags) + len(flags)
-    if not is_vllm or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
+    other = next((values[key] for key in ("backend", "engine", "runtime") if isinstance(values.get(key), str)), "")
+    if not is_vllm or _OTHER.search(other) or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
         return
     model = {"model": models[0] if models else "$MODEL"}
     tag = re.search(r":v?(\d+\.\d+\.\d+)", found.image)
@@ -246,6 +286,19 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
     pod = pod._replace(shared_memory=None, is_public=is_public)
     yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))
+
+
+def _inner_maps(node: Any) -> list[tuple[str, Any]]:
+    """Return the mappings in a node by name, none in one that is an image itself."""
+    is_image = not isinstance(node, dict) or "repository" in node
+    return [] if is_image else [(str(key), child) for key, child in node.items() if isinstance(child, dict)]
+
+
+def _is_of_another(node: Mapping[str, Any]) -> bool:
+    """Return True for the values of a container with an image of another program's."""
+    image = node.get("image")
+    name = str(image.get("repository") or "") if isinstance(image, dict) else str(image or "")
+    return bool(_OTHER.search(name)) and "vllm" not in name
 
 
 def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> None:
@@ -263,6 +316,7 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif name in ("env", "extraEnv", "environment"):
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:
+            child = next((one for kind, one in _inner_maps(child) if "vllm" in kind.lower()), child)
             image = (
                 f"{child.get('repository') or child.get('image') or child.get('name') or ''}:{child.get('tag') or ''}"
                 if isinstance(child, dict)
@@ -274,6 +328,8 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif _ARGUMENTS.fullmatch(name) and any(word.startswith("-") for word in split(child)):
             found.words += split(child)
             found.has_key = found.has_key or "--api-key" in found.words
+        elif isinstance(child, dict) and _is_of_another(child):
+            continue
         elif isinstance(child, dict) and depth < _DEEPEST:
             found.about = found.about or "vllm" in name.lower()
             _walk(child, name, found, depth + 1)
