@@ -20,6 +20,7 @@ from diag.lint.rule import HostGpus, LintReport, LintResult, UnknownValue, host_
 from diag.lint.rules import RULES
 from diag.report.lint_formats import FORMATS
 from diag.vllm.command import redaction
+from diag.vllm.command.charts import chart_of
 from diag.vllm.command.command import NOTATIONS, Command
 from diag.vllm.command.parse import MOST_BYTES, is_existing, own_scripts
 from diag.vllm.gpus import visible_gpus
@@ -108,6 +109,8 @@ def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> 
 
     A template that starts another server speaks for that one alone.
     """
+    if (chart := chart_of(Path(one.file))) and chart / "values.yaml" != Path(one.file).absolute():
+        return any(_is_of(other.file, chart) for other in judged)  # values of an environment complete the chart's own
     if not _FEEDS.search(one.file):
         return False
     whole = Path(_FEEDS.sub("", one.file))
@@ -119,6 +122,12 @@ def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> 
         or (is_chart and _images(one) & _images(other))
         for other in starts
     )
+
+
+def _is_of(file: str, chart: Path) -> bool:
+    """Return True for a chart's own values, and for its templates."""
+    place = Path(file).absolute()
+    return place == chart / "values.yaml" or chart / "templates" in place.parents
 
 
 def _images(report: LintReport) -> set[str]:

@@ -39,6 +39,7 @@ _MOST_GPUS = 64
 """More GPUs of one kind on a host change no finding."""
 _NOT_ASKED = "vLLM's own parser: "
 _MOST_NAMED = 8
+_DOCSTRING = re.compile(r'(?m)^[ \t]*[rR]?"""(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$')
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
 _TAG = re.compile(rf"(?:^|/)vllm-(?:openai|omni|cpu)[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
@@ -124,7 +125,7 @@ class Judge:
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
                 is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
                 is_unstated=source == UNSTATED,
-                text="\n".join(written.lines) if is_file else text,
+                text=_DOCSTRING.sub("", "\n".join(written.lines)) if is_file else text,
             )
             targets.append(target)
             findings = _of_branches(target)

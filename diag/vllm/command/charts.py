@@ -31,9 +31,11 @@ _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "-
 _OTHER = re.compile(NOTATIONS["patterns"]["charts_other"], re.IGNORECASE)
 _IMAGE = re.compile(r"\{\{-?\s*include \"([\w.-]*[iI]mage[\w.-]*)\" [^{}|]*(?:\|\s*(?:trim|quote)\s*)*-?\}\}")
 _DEFINED = re.compile(r"\{\{-?\s*define \"([\w.-]+)\"\s*-?\}\}(.*?)(?=\{\{-?\s*define \"|\Z)", re.DOTALL)
-_REPOSITORY = re.compile(r"[$.]*(\.Values(?:\.\w+)+)\.repository\b")
+_REPOSITORY = re.compile(r"[$.]*(?:\.Values|\$v\w*)((?:\.\w+)+)\.repository\b")
 _EMPTY = re.compile(r"(?<![\w.'\"])([A-Za-z_][\w.]*)\s*\|\s*default\((?:\[\]|''|\"\"|0|false)(?:, true)?\)")
 _COMPARED = re.compile(r"([\w.]+|'[^']*') == ([\w.]+|'[^']*')")
+_OVERLAYS = re.compile(r"/(?:environments?|envs?|overlays?|values|profiles)(?:/|$)")
+_DEEPEST_VALUES = 4
 _MOST, _MOST_LOOPS, _MOST_ITEMS, _MOST_BYTES = 2000, 40, 20, 2**18
 _DEEPEST = 6
 
@@ -76,6 +78,30 @@ def filled(text: str, file: Path) -> str:
         lines.append(("\\" if lines and lines[-1].endswith("\\") else "") if is_left_out else line)
     installs = f"\n# vllm=={values['vllm_version']}" if "vllm_version" in values else ""
     return "\n".join(lines) + installs
+
+
+def chart_of(file: Path) -> Path | None:
+    """Return the folder of the chart to which a file of values belongs, None for another file."""
+    folders = file.absolute().parents[:_DEEPEST_VALUES] if file.name.startswith("values") else ()
+    is_deep = len(file.parts) > 1 and bool(_OVERLAYS.search(file.parent.as_posix()))
+    folders = folders if is_deep else folders[:1]
+    return next((folder for folder in folders if (folder / "Chart.yaml").is_file()), None)
+
+
+def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
+    """Put the values of an environment over those of its chart, which they complete."""
+    chart = chart_of(file)
+    if not chart or file.absolute() == chart / "values.yaml" or len(documents) != 1:
+        return documents
+    with suppress(OSError, BadUsage):
+        return [_merged(read_yaml(chart / "values.yaml"), documents[0])]
+    return documents
+
+
+def _merged(usual: Any, over: Any) -> Any:
+    if not isinstance(usual, dict) or not isinstance(over, dict):
+        return over
+    return {**usual, **{key: _merged(usual.get(key), value) for key, value in over.items()}}
 
 
 def _unrolled(text: str, values: Mapping[str, Any]) -> str:
@@ -129,7 +155,7 @@ def _with_images(text: str, file: Path) -> str:
         bodies = {name: body for name, body in _DEFINED.findall(helpers.read_text("utf-8", "replace")[:_MOST_BYTES])}
         paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
         able = {name: path for name, path in paths.items() if path}
-        return _IMAGE.sub(lambda one: f"{{{{ {able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
+        return _IMAGE.sub(lambda one: f"{{{{ .Values{able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
     return text
 
 

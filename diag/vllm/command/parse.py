@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
-from diag.vllm.command.charts import filled
+from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
@@ -247,7 +247,7 @@ def _content(name: str) -> bytes | None:
 def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
     documents = manifests.parse(text, printable(str(file)))
-    others = manifests.beside(file, text)
+    documents, others = overlaid(documents, file), manifests.beside(file, text)
     launches = manifests.templated(manifests.containers(documents, version, others), text)
     if launches:
         return _commands(launches, version, folder, text)
@@ -450,6 +450,7 @@ def _parse_shell(
             raise
     functions = _functions(text.split("\n"))
     steps = _inlined(steps, functions)
+    emptied = {step.path[-1][0]: test for step in steps if step.path and step.path[-1][1] == 0 and (test := _test(step))}
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -458,7 +459,7 @@ def _parse_shell(
 
     def run(chosen: Mapping[int, int]) -> None:
         active = [(at, step) for at, step in enumerate(steps) if all(chosen[block] == way for block, way in step.path)]
-        for at, command in _run(active, version, folder, variables):
+        for at, command in _run(active, version, folder, variables, emptied):
             if (command.words, command.model) not in [(one.words, one.model) for one in servers.setdefault(at, [])]:
                 servers[at].append(command)
 
@@ -494,6 +495,15 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _test(step: Statement) -> tuple[str, bool] | None:
+    """Return the variable that a test asks for its emptiness, and True for -z; None for another command."""
+    words = [*step.words, "", "", ""]
+    if words[0] in ("[", "[[", "test") and words[1] in ("-z", "-n") and words[3] in ("]", "]]", ""):
+        name = _VARIABLE.fullmatch(words[2].replace(":-}", "}"))
+        return (name[1] or name[2], words[1] == "-z") if name else None
+    return None
 
 
 def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
@@ -573,10 +583,18 @@ def _functions(lines: Sequence[str]) -> list[str]:
 
 
 def _run(
-    steps: Sequence[tuple[int, Statement]], version: str, folder: Path | None, variables: Mapping[str, str]
+    steps: Sequence[tuple[int, Statement]],
+    version: str,
+    folder: Path | None,
+    variables: Mapping[str, str],
+    emptied: Mapping[int, tuple[str, bool]],
 ) -> Iterator[tuple[int, Command]]:
-    """Yield the servers that commands of a script start, each with the number of its command."""
+    """Yield the servers that commands of a script start, each with the number of its command.
+
+    `emptied` has the variable of each if that tests whether it is empty, and True if its branch is that of an empty one.
+    """
     commands: list[tuple[int, list[str]]] = []
+    paths = {at: step.path for at, step in steps}
     arrays: dict[str, list[str]] = {}
     launched: dict[str, list[str]] = {}  # arrays that are a server's command
     for at, (name, words, *_) in steps:
@@ -593,6 +611,11 @@ def _run(
     exported: dict[str, str] = {}
     is_alone = len(commands) == 1
     for at, words in commands:
+        tested = [(*emptied[block], way) for block, way in paths[at] if block in emptied]
+        for name, is_empty, way in tested:
+            if (way == 0) != is_empty and environment.get(name) == "":  # its value comes from elsewhere
+                environment.pop(name)
+                plain.pop(name, None)
         filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
@@ -610,6 +633,8 @@ def _run(
         for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
             own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
             assigned[name] = _expand(value, {**plain, **own})
+            if (name, True, 0) in tested and "$(" in environment.get(name, ""):  # computed, and the value if it failed
+                assigned[name] = f"${{{name}:-{assigned[name]}}}"
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone

@@ -325,7 +325,8 @@ HIDDEN = "REDACTED"
 """Replaces a secret in a quoted line of a log, and in recordings of older releases."""
 PLACEHOLDER = re.compile(NOTATIONS["patterns"]["shell_placeholder"])
 _OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
-_DEFAULT = re.compile(r"\$\{\w+:?-([\"']?)([^{}$]*?)\1\}")
+_DEFAULT = re.compile(r"\$\{[\w@*]+:?-([\"']?)([^{}$]*?)\1\}")
+_NESTED = 3
 _SCHEDULERS = re.compile(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")
 _NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
@@ -362,8 +363,10 @@ def _value(text: str) -> str:
 
 
 def default(text: str) -> str:
-    """Replace ${NAME:-x} by x, the value of an unset variable."""
-    return _DEFAULT.sub(r"\2", text)
+    """Replace ${NAME:-x} by x, the value of an unset variable, also within another: ${1:-${NAME:-x}}."""
+    for _ in range(_NESTED if "${" in text else 0):
+        text = _DEFAULT.sub(r"\2", text)
+    return text
 
 
 def is_default(value: object) -> bool:
