@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.contract import Contract, find
-from diag.core.errors import BadContract, BadUsage, NoFile, NoLaunch
+from diag.core.errors import BadContract, BadUsage, NoFile, NoLaunch, Unfollowed
 from diag.core.files import is_folder
 from diag.core.formatting import plural
 from diag.core.metric_families import Sample
@@ -77,7 +77,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
                 if is_file and not str(error).startswith("--"):  # the file is wrong, not the usage
                     raise NoLaunch(str(error)) from error
                 raise
-            if not isinstance(error, NoLaunch):
+            if not isinstance(error, NoLaunch) or isinstance(error, Unfollowed):
                 name = redaction.name(text) or "a file whose name is not shown"
                 unread[name] = str(error).removeprefix(text).lstrip(":, ")
             continue

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from diag.core.errors import BadUsage, NoLaunch
+from diag.core.errors import BadUsage, NoLaunch, Unfollowed
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
 from diag.vllm.command.charts import filled, overlaid
@@ -119,6 +119,8 @@ _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
 _RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
 _BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
+_IS_DOCKERFILE = re.compile(r"(?m)^ENTRYPOINT[ \t]")
+_OF_ITS_IMAGE = re.compile(r"(?m)^FROM[ \t]+\S*vllm/vllm-|^[ -]*image:[ \t]*[\"']?\S*vllm[\w.-]*:")
 _ENV_DEFAULT = re.compile(r"\bos\.(?:environ\.get|getenv)\(\s*[\"']\w+[\"'],\s*([\"'][^\"'\n]*[\"'])\s*\)")
 _BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
 _TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
@@ -129,6 +131,7 @@ GUIDES = (".md", ".mdx", ".markdown", ".rst")
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
+_VALUES = "a container of Helm values"
 _ENDS = re.compile(NOTATIONS["patterns"]["parse_ends"])
 _STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
@@ -189,10 +192,12 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
     except NoLaunch:
         program = _STARTS_SCRIPT.search(text) if "vllm" in text else None
-        if not program:
+        is_vllms = _OF_ITS_IMAGE.search(text)
+        if not program and not (is_vllms and _IS_DOCKERFILE.search(text)):
             raise
-        name = redaction.name(program[1]) or "a script"
-        raise NoLaunch(f"{file}: a container starts {name}, which is not beside the file: lint the script") from None
+        name = (redaction.name(program[1]) if program else "") or "a program"
+        why = f"a container starts {name}, which is not beside the file: lint the script"
+        raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
     return tuple(one if one.line <= last else one._replace(line=last) for one in started)
 
@@ -203,7 +208,8 @@ def own_scripts(text: str, file: Path) -> dict[str, Path]:
     for start in islice(_STARTS_SCRIPT.finditer(text) if "vllm" in text else (), _MOST_BRANCHES):
         place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
         copied = re.search(place, text, re.MULTILINE)
-        script = file.parent / (copied[1] if copied else Path(start[1]).name)
+        able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
+        script = next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
         with suppress(BadUsage):
             content = _content(str(script)) or b""
             scripts |= {start[0]: script} if b"vllm" in content and len(content) < _LONGEST_SCRIPT else {}
@@ -247,6 +253,8 @@ def _content(name: str) -> bytes | None:
 def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
     documents = manifests.parse(text, printable(str(file)))
+    if "$modelSpec.vllmConfig" in text:
+        raise NoLaunch(f"{file} is a template of the production stack: lint its values")
     documents, others = overlaid(documents, file), manifests.beside(file, text)
     launches = manifests.templated(manifests.containers(documents, version, others), text)
     if launches:
@@ -320,6 +328,10 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     return tuple(commands)
 
 
+def _is_example(command: Command, language: str) -> bool:
+    return language.startswith("json") or command.model.startswith("$")
+
+
 def _fenced(text: str) -> str:
     """Write the code blocks of reStructuredText as those of Markdown, on the same lines."""
 
@@ -348,6 +360,8 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         if is_joined:
             text_of_block = f"{runtime}\n---\n{text_of_block}"
         suffix = {"python": ".py", "py": ".py", "json": ".json", **_WINDOWS}.get(language, "")
+        if manifests.template(block):
+            continue
         if is_other and "LLM(" in block and "vllm" not in block:
             continue
         if re.match(r"\s*(?:#.*\s+)*(?:docker|podman|vllm|python3?|exec|nohup|uv)\s", text_of_block):
@@ -356,8 +370,9 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         exports |= {pair.partition("=")[0]: pair for pair in _EXPORTED.findall(block)}
         with suppress(BadUsage):
             started = parse_all(text_of_block, version, None, suffix)
-            # flags alone explain a command
+            # flags alone explain a command, and values without a model, or JSON, a chart or a client
             started = tuple(each for each in started if each.arguments or each.writing)
+            started = tuple(each for each in started if each.writing != _VALUES or not _is_example(each, language))
             lines = [before + (1 if is_joined else max(1, each.line)) for each in started]
             if is_joined:
                 del commands[taken]
