@@ -31,6 +31,13 @@ _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "-
 _OTHER = re.compile(NOTATIONS["patterns"]["charts_other"], re.IGNORECASE)
 _IMAGE = re.compile(r"\{\{-?\s*include \"([\w.-]*[iI]mage[\w.-]*)\" [^{}|]*(?:\|\s*(?:trim|quote)\s*)*-?\}\}")
 _DEFINED = re.compile(r"\{\{-?\s*define \"([\w.-]+)\"\s*-?\}\}(.*?)(?=\{\{-?\s*define \"|\Z)", re.DOTALL)
+_BLOCK_OF = re.compile(
+    r"(?m)^(?P<key>[ ]*[a-z]\w*:)?[ ]*\{\{-?\s*(?:include|template) \"(?P<name>[\w.-]*(?i:probe|resource|args?|command|env)[\w.-]*)\" [.$]"
+    r"\s*\|\s*n?indent (?P<deep>\d{1,2})\s*-?\}\}[ \t]*$"
+)
+_KEY = re.compile(r"(?m)^\w+:[ \t]*$|^- ")
+_REQUIRED = re.compile(r"required\s+\"[^\"]*\"\s+([.$]+[\w.]+)")
+_REMARK, _LAST_END = re.compile(r"(?s)\{\{-?\s*/\*.*?\*/\s*-?\}\}"), re.compile(r"\{\{-?\s*end\s*-?\}\}\s*\Z")
 _REPOSITORY = re.compile(r"[$.]*(?:\.Values|\$v\w*)((?:\.\w+)+)\.repository\b")
 _EMPTY = re.compile(r"(?<![\w.'\"])([A-Za-z_][\w.]*)\s*\|\s*default\((?:\[\]|''|\"\"|0|false)(?:, true)?\)")
 _COMPARED = re.compile(r"([\w.]+|'[^']*') == ([\w.]+|'[^']*')")
@@ -57,7 +64,7 @@ def filled(text: str, file: Path) -> str:
         return text
     for written, instead in _REWRITTEN:
         text = written.sub(instead, text)
-    text = _unrolled(_with_images(text, file), values)
+    text = _unrolled(_with_helpers(text, file), values)
     for _ in range(3):  # values may name others
         text = _HOLE.sub(lambda hole: _value(hole, values), text)
     lines, opened = list[str](), list[bool | None]()  # None: a condition that is not known, or whose way was taken
@@ -82,7 +89,7 @@ def filled(text: str, file: Path) -> str:
 
 def chart_of(file: Path) -> Path | None:
     """Return the folder of the chart to which a file of values belongs, None for another file."""
-    folders = file.absolute().parents[:_DEEPEST_VALUES] if file.name.startswith("values") else ()
+    folders = file.absolute().parents[:_DEEPEST_VALUES] if "values" in file.stem else ()
     is_deep = len(file.parts) > 1 and bool(_OVERLAYS.search(file.parent.as_posix()))
     folders = folders if is_deep else folders[:1]
     return next((folder for folder in folders if (folder / "Chart.yaml").is_file()), None)
@@ -146,17 +153,26 @@ def _in_scope(body: str, named: re.Pattern[str], instead: str, *, is_named: bool
     return _EXPRESSION.sub(replaced, body)
 
 
-def _with_images(text: str, file: Path) -> str:
-    """Write the images of a chart's own helpers as the values that the helpers name."""
+def _with_helpers(text: str, file: Path) -> str:
+    """Write the images of a chart's own helpers as the values that they name, and their blocks in their places."""
     helpers = file.with_name("_helpers.tpl")
-    if not _IMAGE.search(text) or file == helpers:
-        return text
     with suppress(OSError):
-        bodies = {name: body for name, body in _DEFINED.findall(helpers.read_text("utf-8", "replace")[:_MOST_BYTES])}
+        content = helpers.read_text("utf-8", "replace")[:_MOST_BYTES] if file.suffix != ".tpl" else ""
+        bodies = {name: _LAST_END.sub("", _REMARK.sub("", body)) for name, body in _DEFINED.findall(content)}
         paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
         able = {name: path for name, path in paths.items() if path}
-        return _IMAGE.sub(lambda one: f"{{{{ .Values{able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
+        text = _IMAGE.sub(lambda one: f"{{{{ .Values{able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
+        text = _BLOCK_OF.sub(lambda one: _indented(bodies.get(one["name"], ""), one), text)
     return text
+
+
+def _indented(body: str, place: re.Match[str]) -> str:
+    """Indent the body of a helper, and what it indents itself; one that has names of its own stays a call."""
+    if ":=" in body or not _KEY.search(body):
+        return place[0]
+    deep, key = int(place["deep"]), f"{place['key']}\n" if place["key"] else ""
+    body = re.sub(r"(?<=indent )\d+", lambda number: str(int(number[0]) + deep), _REQUIRED.sub(r"\1", body))
+    return key + "\n".join(f"{' ' * deep}{line}" for line in body.split("\n") if line.strip())
 
 
 def _holds(test: re.Match[str], values: Mapping[str, Any]) -> bool | None:
@@ -229,7 +245,7 @@ def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
         block = [
             f"{indent}{'-' if key is None else f'{json.dumps(str(key))}:'} {json.dumps(item)}" for key, item in pairs
         ]
-        return "\n".join(block)[len(lead) :] if block[0].startswith(lead) else hole[0]
+        return "\n".join(block)[len(lead) :] if block[0].startswith(lead) else "\n" + "\n".join(block)
     if value is None or is_left or (isinstance(value, list | dict) and lead.lstrip().startswith("- ")):
         return hole[0]
     if isinstance(value, str) and "quote" not in filters:
@@ -293,10 +309,8 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         models = [*models, named] if is_filled else [named]
         listed = [*listed[:place], *listed[place + 2 - is_joined :]]
     flags = [word for word in listed if word.startswith("--")]
-    is_named = found.about or "vllm" in found.image
-    is_vllm = is_named or (
-        flags and models and "/" in models[0] and all(word.partition("=")[0] in known() for word in flags)
-    )
+    is_whole = all(word.partition("=")[0].replace("_", "-") in known() for word in flags)
+    is_vllm = "vllm" in found.image or (is_whole and found.about) or (flags and models and "/" in models[0] and is_whole)
     count = len(found.flags) + len(flags)
     other = next((values[key] for key in ("backend", "engine", "runtime") if isinstance(values.get(key), str)), "")
     if not is_vllm or _OTHER.search(other) or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):

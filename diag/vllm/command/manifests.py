@@ -353,7 +353,7 @@ class _Reader(NamedTuple):
                 yield from self.nested(child, under, name, spec)
         if isinstance(node, dict):
             is_sidecar = under == "initContainers" and node.get("restartPolicy") == "Always"
-            if is_sidecar or under not in ("initContainers", "exec"):
+            if is_sidecar or under not in ("initContainers", "exec", "image"):
                 is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
                 is_listed = under in ("containers", "mainContainer", "initContainers")
                 is_named = isinstance(node.get("image"), str) and "entrypoint" not in node
@@ -866,7 +866,7 @@ def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     boxes = (
         (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))
         for one in launches
-        for is_served in [bool(one.container and one.container.is_served) and "readinessProbe" not in text]
+        for is_served in [bool(one.container and one.container.is_served) and "robe" not in text]
     )
     return tuple(one._replace(container=box) for one, box in boxes)
 
