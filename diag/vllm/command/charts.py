@@ -31,10 +31,7 @@ _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "-
 _OTHER = re.compile(NOTATIONS["patterns"]["charts_other"], re.IGNORECASE)
 _IMAGE = re.compile(r"\{\{-?\s*include \"([\w.-]*[iI]mage[\w.-]*)\" [^{}|]*(?:\|\s*(?:trim|quote)\s*)*-?\}\}")
 _DEFINED = re.compile(r"\{\{-?\s*define \"([\w.-]+)\"\s*-?\}\}(.*?)(?=\{\{-?\s*define \"|\Z)", re.DOTALL)
-_BLOCK_OF = re.compile(
-    r"(?m)^(?P<key>[ ]*[a-z]\w*:)?[ ]*\{\{-?\s*(?:include|template) \"(?P<name>[\w.-]*(?i:probe|resource|args?|command|env)[\w.-]*)\" [.$]"
-    r"\s*\|\s*n?indent (?P<deep>\d{1,2})\s*-?\}\}[ \t]*$"
-)
+_BLOCK_OF = re.compile(NOTATIONS["patterns"]["charts_block_of"])
 _KEY = re.compile(r"(?m)^\w+:[ \t]*$|^- ")
 _REQUIRED = re.compile(r"required\s+\"[^\"]*\"\s+([.$]+[\w.]+)")
 _REMARK, _LAST_END = re.compile(r"(?s)\{\{-?\s*/\*.*?\*/\s*-?\}\}"), re.compile(r"\{\{-?\s*end\s*-?\}\}\s*\Z")
@@ -310,7 +307,9 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         listed = [*listed[:place], *listed[place + 2 - is_joined :]]
     flags = [word for word in listed if word.startswith("--")]
     is_whole = all(word.partition("=")[0].replace("_", "-") in known() for word in flags)
-    is_vllm = "vllm" in found.image or (is_whole and found.about) or (flags and models and "/" in models[0] and is_whole)
+    is_vllm = (
+        "vllm" in found.image or (is_whole and found.about) or (flags and models and "/" in models[0] and is_whole)
+    )
     count = len(found.flags) + len(flags)
     other = next((values[key] for key in ("backend", "engine", "runtime") if isinstance(values.get(key), str)), "")
     if not is_vllm or _OTHER.search(other) or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
@@ -356,11 +355,11 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif name in ("env", "extraEnv", "environment"):
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:
-            child = next((one for kind, one in _inner_maps(child) if "vllm" in kind.lower()), child)
+            named = next((one for kind, one in _inner_maps(child) if "vllm" in kind.lower()), child)
             image = (
-                f"{child.get('repository') or child.get('image') or child.get('name') or ''}:{child.get('tag') or ''}"
-                if isinstance(child, dict)
-                else str(child)
+                f"{named.get('repository') or named.get('image') or named.get('name') or ''}:{named.get('tag') or ''}"
+                if isinstance(named, dict)
+                else str(named)
             )
             found.image = image.removesuffix(":") if image[:1] != ":" else found.image
         elif _APART.search(name):

@@ -5,6 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +45,9 @@ _COMPOSE = {"container_name", "restart", "shm_size", "profiles", "network_mode",
 _LONG = 3
 """Hyphens of a flag such as --max-model-len, which names vLLM: others have a --port, too."""
 _LONGEST_BESIDE = 2**18
-_NAMING = re.compile(r"(?m)^[ -]*(?:envFrom|configMapKeyRef|configMap|runtime|containers):|^kind: (?:ConfigMap|\w*ServingRuntime)")
+_NAMING = re.compile(
+    r"(?m)\b(?:envFrom|configMapKeyRef|configMap|runtime|containers):|^kind: (?:ConfigMap|\w*ServingRuntime)"
+)
 """What may name an object of another file, or be named by one."""
 _NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
 _CONFIG = re.compile(r"\s--config[= ]([\w./-]+)(?=\s|$)")
@@ -96,16 +99,25 @@ def is_manifest(documents: Sequence[Any]) -> bool:
     return any(isinstance(document, dict) and not _KEYS.isdisjoint(document) for document in documents)
 
 
+@lru_cache(maxsize=256)
+def _objects(file: Path, _changed: int) -> list[Any]:
+    """Return the objects of a file if others may name one of them; [] if it cannot be read."""
+    with suppress(OSError, BadUsage):
+        content = file.read_text("utf-8", "replace")
+        return parse(content, file.name) if _NAMED.search(content) else []
+    return []
+
+
 def beside(file: Path, text: str) -> list[Any]:
     """Return the objects in the other files of a manifest's folder that its own may name; no name stands for two."""
     documents: list[Any] = []
     if not _NAMING.search(text):
         return documents
     for other in islice(sorted(file.absolute().parent.glob("*.y*ml")), _MOST_DOCUMENTS):
-        with suppress(OSError, BadUsage):
-            if other.name != file.name and other.stat().st_size < _LONGEST_BESIDE:
-                content = other.read_text("utf-8", "replace")
-                documents += parse(content, other.name) if _NAMED.search(content) else []
+        with suppress(OSError):
+            status = other.stat()
+            if other.name != file.name and status.st_size < _LONGEST_BESIDE:
+                documents += _objects(other, status.st_mtime_ns)
     able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
     return [part for part in documents if able[_kind(part), inner(part, "metadata").get("name")] == 1]
 
@@ -175,7 +187,9 @@ def _joined(parts: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     naming = {inner(part, "spec", "predictor", "model").get("runtime") for part in others}
     for part in parts:
         if "ServingRuntime" in str(_kind(part)) and inner(part, "metadata").get("name", "") in naming:
-            raise NoLaunch("an InferenceService in a file beside makes the server of this ServingRuntime: lint that file")
+            raise NoLaunch(
+                "an InferenceService in a file beside makes the server of this ServingRuntime: lint that file"
+            )
     able = {(str(part.get("kind")), str(inner(part, "metadata").get("name"))): part for part in objects}
     joined, used = list[Any](), list[Any]()
     for part in parts:
@@ -238,8 +252,8 @@ def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
         elif isinstance(node, list):
             nodes += [(key, child, image) for child in node]
         elif isinstance(node, str) and (suffix := _suffix(key, node)) is not None:
-            around = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
-            yield Writing(SCRIPT, node, around, place=key, suffix=suffix)
+            box = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
+            yield Writing(SCRIPT, node, box, place=key, suffix=suffix)
 
 
 def _mounting(part: Any, around: Sequence[Any]) -> str:
@@ -303,26 +317,15 @@ class _Reader(NamedTuple):
         elif "servingEngineSpec" in document:
             for model in items(inner(document, "servingEngineSpec"), "modelSpec"):
                 yield from self.production_stack(inner(document, "servingEngineSpec"), model)
-        elif kind in _RELEASES and (values := _release_values(spec)):
-            yield from self.document(values)
-        elif wrapped := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
-            for child in wrapped:  # the values of a chart that depends on the production stack
+        elif embedded := _embedded(document, kind):
+            for child in embedded:
                 yield from self.document(child)
-        elif not kind and _is_vllms(split(inner(document, "inferenceService").get("args")), "--"):
-            served = inner(document, "inferenceService")
-            stored = inner(served, "storage").get("storageUri") or inner(served, "model").get("storageUri")
-            yield from self.inference_service({"model": {"runtime": "vllm", "storageUri": stored, **served}})
         elif "vllm_config" in inner(document, "backend"):
             yield from _recipe(document, self.version)
-        elif "containerDefinitions" in document:
-            tasks = items(document, "containerDefinitions")
-            yield from self.document({"services": {str(task.get("name")): _task(task) for task in tasks}})
         elif "modelArtifacts" in document:
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
         else:
-            if not kind and any(_COMPOSE & inner(child).keys() and "image" in child for child in document.values()):
-                document = {"services": document}  # without its top: a part that another file includes
             if isinstance(document.get("services"), dict):
                 for service, node in document["services"].items():
                     for writing in self.nested(node, str(service), _SERVICE, {}):
@@ -420,13 +423,9 @@ class _Reader(NamedTuple):
             return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
             return  # the operator says it, or Python is the image's entry point
-        elif (
-            "vllm" in called_by.lower()
-            or _SERVES.search(" ".join([program, *words]))
-            or (not program and _is_vllms(words, "--model"))
-        ):
+        elif "vllm" in called_by.lower() or _starts(program, words):
             options += ["--entrypoint", program] if program else []
-            words = self.configured(_referenced(words, environment), node, spec)
+            words = _with_config(_referenced(words, environment), node, spec, self)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             if name == _SERVICE:
                 around = read_service(node, environment)
@@ -436,25 +435,6 @@ class _Reader(NamedTuple):
             is_public = charts.is_published(node, words)
             around = around and around._replace(build=build, is_public=around.is_public or is_public)
             yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
-
-    def configured(self, words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any]) -> list[str]:
-        """Write the keys of a --config file, which is in a ConfigMap of the pod, as flags."""
-        line = " ".join(words)
-        if not (named := _CONFIG.search(line)) or not self.maps:
-            return words
-        folder, _, file = named[1].rpartition("/")
-        mounts = {mount.get("name") for mount in items(node, "volumeMounts") if mount.get("mountPath") in (folder, named[1])}
-        volumes = [inner(one, "configMap") for one in items(spec, "volumes") if one.get("name") in mounts]
-        texts = [text for one in volumes for key, text in self.maps.get(one.get("name"), {}).items() if key == file]
-        with suppress(BadUsage):
-            for keys in parse_yaml(str(texts[0]), file) if texts else ():
-                if isinstance(keys, dict) and "model" not in keys and all(flag(str(key)) in known() for key in keys):
-                    rest = {key: value for key, value in keys.items() if flag(str(key)) not in line}
-                    flags = shlex.join(command_line(rest, self.version))
-                    if any(_CONFIG.search(word) and " " in word for word in words):  # a script
-                        return [_CONFIG.sub(lambda _: f" {flags}", word) for word in words]
-                    return split(_CONFIG.sub(lambda _: f" {flags}", shlex.join(words)))
-        return words
 
     # -- KServe
 
@@ -723,11 +703,62 @@ _FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
 """Readers by the kind of a document, or by a key at its top."""
 
 
+def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any], reader: _Reader) -> list[str]:
+    """Write the keys of a --config file, which is in a ConfigMap of the pod, as flags."""
+    line = " ".join(words)
+    if not (named := _CONFIG.search(line)) or not reader.maps:
+        return words
+    folder, _, file = named[1].rpartition("/")
+    mounted = (mount for mount in items(node, "volumeMounts") if mount.get("mountPath") in (folder, named[1]))
+    mounts = {mount.get("name") for mount in mounted}
+    volumes = [inner(one, "configMap") for one in items(spec, "volumes") if one.get("name") in mounts]
+    texts = [text for one in volumes for key, text in reader.maps.get(one.get("name"), {}).items() if key == file]
+    with suppress(BadUsage):
+        keys = next(iter(parse_yaml(str(texts[0]), file)), None) if texts else None
+        if not isinstance(keys, dict) or "model" in keys or not all(flag(str(key)) in known() for key in keys):
+            return words
+        rest = {key: value for key, value in keys.items() if flag(str(key)) not in line}  # the command line counts more
+        flags = f" {shlex.join(command_line(rest, reader.version))}"
+        is_script = any(_CONFIG.search(word) and " " in word for word in words)
+        filled = words if is_script else [shlex.join(words)]
+        filled = [_CONFIG.sub(lambda _: flags, word) for word in filled]
+        return filled if is_script else split(filled[0])
+    return words
+
+
+def _starts(program: str, words: Sequence[str]) -> bool:
+    """Return True for a command that starts vLLM, and for arguments of its entry point."""
+    return bool(_SERVES.search(" ".join([program, *words]))) or (not program and _is_vllms(words, "--model"))
+
+
 def _is_vllms(words: Sequence[str], needed: str) -> bool:
     """Return True for arguments that no other program takes: all are flags of vLLM, and `needed` begins one."""
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     is_whole = all(name.replace("_", "-") in known() for name in names)
-    return is_whole and any(name.count("-") > _LONG for name in names) and any(name.startswith(needed) for name in names)
+    return (
+        is_whole and any(name.count("-") > _LONG for name in names) and any(name.startswith(needed) for name in names)
+    )
+
+
+def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
+    """Return the documents that a document has within it, as a form that is read by itself."""
+    if kind in _RELEASES:
+        values = _release_values(inner(document, "spec"))
+        return [values] if values else []
+    if stacks := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
+        return stacks  # a chart depends on the production stack
+    if "containerDefinitions" in document:
+        tasks = items(document, "containerDefinitions")
+        return [{"services": {str(task.get("name")): _task(task) for task in tasks}}]
+    served = inner(document, "inferenceService")
+    if not kind and _is_vllms(split(served.get("args")), "--"):
+        stored = inner(served, "storage").get("storageUri") or inner(served, "model").get("storageUri")
+        model = {"runtime": "vllm", "storageUri": stored, **served}
+        return [{"kind": "InferenceService", "spec": {"predictor": {"model": model}}}]
+    parts = () if kind or "services" in document else document.values()
+    if any(_COMPOSE & inner(child).keys() and "image" in child for child in parts):
+        return [{"services": document}]  # a part of Compose that another file includes
+    return []
 
 
 def _release_values(spec: Mapping[str, Any]) -> Any:

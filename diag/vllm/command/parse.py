@@ -255,8 +255,9 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     documents = manifests.parse(text, printable(str(file)))
     if "$modelSpec.vllmConfig" in text:
         raise NoLaunch(f"{file} is a template of the production stack: lint its values")
-    documents, others = overlaid(documents, file), manifests.beside(file, text)
-    launches = manifests.templated(manifests.containers(documents, version, others), text)
+    documents = [*overlaid(documents, file)]
+    read = manifests.containers(documents, version, manifests.beside(file, text))
+    launches = manifests.templated(read, text)
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
@@ -465,7 +466,9 @@ def _parse_shell(
             raise
     functions = _functions(text.split("\n"))
     steps = _inlined(steps, functions)
-    emptied = {step.path[-1][0]: test for step in steps if step.path and step.path[-1][1] == 0 and (test := _test(step))}
+    emptied = {
+        step.path[-1][0]: test for step in steps if step.path and step.path[-1][1] == 0 and (test := _test(step))
+    }
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -606,12 +609,10 @@ def _run(
 ) -> Iterator[tuple[int, Command]]:
     """Yield the servers that commands of a script start, each with the number of its command.
 
-    `emptied` has the variable of each if that tests whether it is empty, and True if its branch is that of an empty one.
+    `emptied` has the variable whose emptiness an if tests, and True if its branch is that of an empty one.
     """
-    commands: list[tuple[int, list[str]]] = []
-    paths = {at: step.path for at, step in steps}
-    arrays: dict[str, list[str]] = {}
-    launched: dict[str, list[str]] = {}  # arrays that are a server's command
+    commands, paths = list[tuple[int, list[str]]](), {at: step.path for at, step in steps}
+    arrays, launched = dict[str, list[str]](), dict[str, list[str]]()  # arrays, and those that are a server's command
     for at, (name, words, *_) in steps:
         filled, use = [part for word in words for part in arrays.get(word, [word])], f"${{{name.removesuffix('+')}[@]}}"
         if name.endswith("+") and use in launched:
@@ -627,10 +628,9 @@ def _run(
     is_alone = len(commands) == 1
     for at, words in commands:
         tested = [(*emptied[block], way) for block, way in paths[at] if block in emptied]
-        for name, is_empty, way in tested:
-            if (way == 0) != is_empty and environment.get(name) == "":  # its value comes from elsewhere
-                environment.pop(name)
-                plain.pop(name, None)
+        for name in [name for name, is_empty, way in tested if (way == 0) != is_empty and environment.get(name) == ""]:
+            environment.pop(name)  # its value comes from elsewhere
+            plain.pop(name, None)
         filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
