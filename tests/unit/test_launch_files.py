@@ -1852,7 +1852,7 @@ spec:
         {{- end }}
         - {{ join " " .more }}
 {{- end }}
-"""
+"""  # noqa: E501
 SIMULATOR = "vllm: {image: {repository: ghcr.io/o/%s, tag: v0.25.1}, args: [--model, org/m, --max-model-len, '64', --queue, '9']}\n"  # noqa: E501
 JINJA = """{% if many | default([]) | length > 0 %}
 services:
@@ -1891,11 +1891,11 @@ vllm serve org/m -tp $N $words
 """
 BUILT = 'FROM ubuntu\nRUN git clone https://github.com/%s.git && cd v && git checkout v0.16.0\nCMD ["vllm", "serve", "m", "--swap-space", "4"]\n'  # noqa: E501
 READ |= {
-    "a runtime and the service that names it": ({"i.yaml": INFERENCE, "r.yaml": RUNTIME}, ["v0.25.1 --model /mnt/models --swap-space=4"], [{"removed_flag"}]),
-    "a runtime that no service names": ({"i.yaml": INFERENCE.replace("runtime: r", "runtime: x"), "r.yaml": RUNTIME}, ["v0.25.1 --model /mnt/models"], [set()]),
+    "a runtime and the service that names it": ({"i.yaml": INFERENCE, "r.yaml": RUNTIME}, ["v0.25.1 --model /mnt/models --swap-space=4"], [{"removed_flag"}]),  # noqa: E501
+    "a runtime that no service names": ({"i.yaml": INFERENCE.replace("runtime: r", "runtime: x"), "r.yaml": RUNTIME}, ["v0.25.1 --model /mnt/models"], [set()]),  # noqa: E501
     "variables and a file of a ConfigMap beside": (
         {
-            "d.yaml": POD.replace("args: %s}]", "command: [sh, -c], args: ['vllm serve org/m --config /etc/v/f.yaml'], " + MOUNTED),
+            "d.yaml": POD.replace("args: %s}]", "command: [sh, -c], args: ['vllm serve org/m --config /etc/v/f.yaml'], " + MOUNTED),  # noqa: E501
             "k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata: {f.yaml: 'swap-space: 4'}\n",
         },
         ["vllm serve org/m --swap-space 4"],
@@ -1903,7 +1903,7 @@ READ |= {
     ),
     "a ConfigMap of another name": (
         {
-            "d.yaml": POD.replace("args: %s}]", "command: [sh, -c], args: ['vllm serve org/m --config /etc/v/f.yaml'], " + MOUNTED),
+            "d.yaml": POD.replace("args: %s}]", "command: [sh, -c], args: ['vllm serve org/m --config /etc/v/f.yaml'], " + MOUNTED),  # noqa: E501
             "k.yaml": "kind: ConfigMap\nmetadata: {name: x}\ndata: {f.yaml: 'swap-space: 4'}\n",
         },
         ["vllm serve org/m --config /etc/v/f.yaml"],
@@ -1911,21 +1911,21 @@ READ |= {
     ),
     "a Service beside": ({"d.yaml": LABELS, "s.yaml": NODE_PORT % "v"}, ["org/m"], [{"public_without_a_key"}]),
     "a Service of another program beside": ({"d.yaml": LABELS, "s.yaml": NODE_PORT % "x"}, ["org/m"], [set()]),
-    "the production stack under the name of a dependency": ({"values.yaml": "stack:\n  " + STACK}, ["--swap-space 4"], [{"removed_flag"}]),
+    "the production stack under the name of a dependency": ({"values.yaml": "stack:\n  " + STACK}, ["--swap-space 4"], [{"removed_flag"}]),  # noqa: E501
     "the production stack in a HelmRelease": (
         {"r.yaml": "kind: HelmRelease\nspec:\n values:\n  " + STACK},
         ["meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 --no-enable-prefix-caching --swap-space 4"],
         [{"removed_flag"}],
     ),
     "arguments of an inferenceService in values": (
-        {"values.yaml": "inferenceService: {storage: {storageUri: 'oci://r/m:1'}, args: [--max-model-len=64, --gpu-memory-utilization=0.99]}  # vllm\n"},
+        {"values.yaml": "inferenceService: {storage: {storageUri: 'oci://r/m:1'}, args: [--max-model-len=64, --gpu-memory-utilization=0.99]}  # vllm\n"},  # noqa: E501
         ["vllm serve /mnt/models --max-model-len=64 --gpu-memory-utilization=0.99"],
         [{"little_memory_left"}],
     ),
     "a with within a loop, the image of an item, a list that is joined": (
         {
             "Chart.yaml": "name: c\n",
-            "values.yaml": "image: {repository: vllm/vllm-openai, tag: v0.25.1}\nmodels: [{model: org/a, vllm: {eager: true, seed: 1}, more: [--block-size=16]}, {model: org/b, image: {tag: v0.26.0}, vllm: {seed: 2}, more: [--dtype=half]}]\n",
+            "values.yaml": "image: {repository: vllm/vllm-openai, tag: v0.25.1}\nmodels: [{model: org/a, vllm: {eager: true, seed: 1}, more: [--block-size=16]}, {model: org/b, image: {tag: v0.26.0}, vllm: {seed: 2}, more: [--dtype=half]}]\n",  # noqa: E501
             "templates/d.yaml": LOOP,
         },
         ["v0.25.1 org/a --enforce-eager --seed=1 --block-size=16", "v0.26.0 org/b --seed=2 --dtype=half"],
@@ -1934,9 +1934,9 @@ READ |= {
     "values of an environment complete those of the chart": (
         {
             "Chart.yaml": "name: c\n",
-            "values.yaml": "backend: llama-cpp\nimage: {vllm: {repository: vllm/vllm-openai, tag: latest}}\nvllm: {maxModelLen: 64, gpuMemoryUtilization: 0.5}\n"
+            "values.yaml": "backend: llama-cpp\nimage: {vllm: {repository: vllm/vllm-openai, tag: latest}}\nvllm: {maxModelLen: 64, gpuMemoryUtilization: 0.5}\n"  # noqa: E501
             "embeddings: {image: {repository: ggml-org/llama.cpp}, extraArgs: []}\n",
-            "values-prod.yaml": "backend: vllm\nimage: {vllm: {tag: v0.25.1}}\nembeddings: {extraArgs: [--embedding, --alias, x]}\n",
+            "values-prod.yaml": "backend: vllm\nimage: {vllm: {tag: v0.25.1}}\nembeddings: {extraArgs: [--embedding, --alias, x]}\n",  # noqa: E501
         },
         ["vllm/vllm-openai:v0.25.1 serve $MODEL --max-model-len 64 --gpu-memory-utilization 0.5"],
         [set()],
@@ -1945,9 +1945,9 @@ READ |= {
         {
             "Chart.yaml": "name: c\n",
             "values.yaml": "ready: {httpGet: {path: /health, port: 8000}, failureThreshold: 90}\n",
-            "templates/_helpers.tpl": '{{- define "c.probes" -}}\nreadinessProbe:\n  {{- toYaml .Values.ready | nindent 2 }}\n{{- end }}\n',
-            "templates/d.yaml": POD.replace("spec: {template: {spec: {containers: [{name: vllm, image: 'vllm/vllm-openai:v0.25.1', args: %s}]}}}",
-            'spec:\n  template:\n    spec:\n      containers:\n      - name: vllm\n        image: vllm/vllm-openai:v0.25.1\n        args: [org/m]\n{{- include "c.probes" . | nindent 8 }}'),
+            "templates/_helpers.tpl": '{{- define "c.probes" -}}\nreadinessProbe:\n  {{- toYaml .Values.ready | nindent 2 }}\n{{- end }}\n',  # noqa: E501
+            "templates/d.yaml": POD.replace("spec: {template: {spec: {containers: [{name: vllm, image: 'vllm/vllm-openai:v0.25.1', args: %s}]}}}",  # noqa: E501
+            'spec:\n  template:\n    spec:\n      containers:\n      - name: vllm\n        image: vllm/vllm-openai:v0.25.1\n        args: [org/m]\n{{- include "c.probes" . | nindent 8 }}'),  # noqa: E501
         },
         ["v0.25.1 org/m"],
         [set()],
@@ -1963,36 +1963,36 @@ READ |= {
         [{"removed_flag"}],
     ),
     "Compose without its top": (
-        {"c.yaml": "v:\n  container_name: v\n  image: vllm/vllm-openai:v0.25.1\n  shm_size: 8gb\n  command: [--model, org/m, -tp, '2']\n"},
+        {"c.yaml": "v:\n  container_name: v\n  image: vllm/vllm-openai:v0.25.1\n  shm_size: 8gb\n  command: [--model, org/m, -tp, '2']\n"},  # noqa: E501
         ["--model org/m -tp 2"],
         [set()],
     ),
     "arguments of vLLM alone, and those of another program": (
         {
-            "a.yaml": "kind: Pod\nspec: {containers: [{name: v, image: IMAGE_NAME, %s}]}\n# vllm\n" % (FLAGS % ", --swap-space, '4'"),
-            "b.yaml": "kind: Pod\nspec: {containers: [{name: v, image: IMAGE_NAME, %s}]}\n# vllm\n" % (FLAGS % ", --ctx-size, '4'"),
+            "a.yaml": "kind: Pod\nspec: {containers: [{name: v, image: IMAGE_NAME, %s}]}\n# vllm\n" % (FLAGS % ", --swap-space, '4'"),  # noqa: E501
+            "b.yaml": "kind: Pod\nspec: {containers: [{name: v, image: IMAGE_NAME, %s}]}\n# vllm\n" % (FLAGS % ", --ctx-size, '4'"),  # noqa: E501
         },
         ["--model org/m --max-model-len 64 --swap-space 4"],
         [{"removed_flag"}],
     ),
-    "docker run in a script of a host": ({"u.yaml": CLOUD}, ["vllm serve org/m"], [{"image_not_pinned", "public_without_a_key"}]),
+    "docker run in a script of a host": ({"u.yaml": CLOUD}, ["vllm serve org/m"], [{"image_not_pinned", "public_without_a_key"}]),  # noqa: E501
     "branches that exclude each other": ({"a.py": OPTIONAL}, ["vllm serve org/m --max-model-len $VALUE"], [set()]),
     "a computed number with a default, a value that only the other branch has": ({"r.sh": EMPTY}, ["-tp 1"], [set()]),
-    "a default within a default": ({"r.sh": 'M="${1:-${BASE:-org/m}}"\nvllm serve "$M" --seed 1\n'}, ["vllm serve org/m"], [set()]),
-    "the release of a checkout": ({"Dockerfile": BUILT % "vllm-project/vllm"}, ["serve m --swap-space 4"], [{"no_effect"}]),
-    "the checkout of another repository": ({"Dockerfile": BUILT % "o/v"}, ["serve m --swap-space 4"], [{"removed_flag"}]),
+    "a default within a default": ({"r.sh": 'M="${1:-${BASE:-org/m}}"\nvllm serve "$M" --seed 1\n'}, ["vllm serve org/m"], [set()]),  # noqa: E501
+    "the release of a checkout": ({"Dockerfile": BUILT % "vllm-project/vllm"}, ["serve m --swap-space 4"], [{"no_effect"}]),  # noqa: E501
+    "the checkout of another repository": ({"Dockerfile": BUILT % "o/v"}, ["serve m --swap-space 4"], [{"removed_flag"}]),  # noqa: E501
     "the release of an environment's default": (
-        {"m.py": 'import os, subprocess\nV = os.environ.get("V", "0.16.0")\nimage = f"vllm/vllm-openai:v{V}"\nsubprocess.run(["vllm", "serve", "m", "--swap-space", "4"])\n'},
+        {"m.py": 'import os, subprocess\nV = os.environ.get("V", "0.16.0")\nimage = f"vllm/vllm-openai:v{V}"\nsubprocess.run(["vllm", "serve", "m", "--swap-space", "4"])\n'},  # noqa: E501
         ["serve m --swap-space 4"],
         [{"no_effect"}],
     ),
     "what is only mentioned installs nothing": (
-        {"m.py": '"""Serve.\n\n    pip install vllm\n"""\nimport subprocess\nsubprocess.run(["vllm", "serve", "m"])\n', "r.sh": "echo 'pip install vllm'\nvllm serve m\n"},
+        {"m.py": '"""Serve.\n\n    pip install vllm\n"""\nimport subprocess\nsubprocess.run(["vllm", "serve", "m"])\n', "r.sh": "echo 'pip install vllm'\nvllm serve m\n"},  # noqa: E501
         ["serve m", "serve m"],
         [set(), set()],
     ),
     "a list of words that installs": (
-        {"m.py": 'import subprocess\nsubprocess.run(["pip", "install", "-q", "vllm"])\nsubprocess.run(["vllm", "serve", "m"])\n'},
+        {"m.py": 'import subprocess\nsubprocess.run(["pip", "install", "-q", "vllm"])\nsubprocess.run(["vllm", "serve", "m"])\n'},  # noqa: E501
         ["serve m"],
         [{"vllm_not_pinned"}],
     ),
