@@ -1853,6 +1853,27 @@ spec:
         - {{ join " " .more }}
 {{- end }}
 """  # noqa: E501
+FOLDED = """kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.25.1
+        command: [sh, -c]
+        args:
+        - >-
+          vllm serve
+          {{- if eq .Values.kind "image" }}
+          /models
+          {{- else }}
+          {{ .Values.model }}
+          {{- end }}
+          {{- range .Values.words }}
+          {{ tpl . $ }}
+          {{- end }}
+        resources: {limits: {nvidia.com/gpu: 1}}
+"""
 SIMULATOR = "vllm: {image: {repository: ghcr.io/o/%s, tag: v0.25.1}, args: [--model, org/m, --max-model-len, '64', --queue, '9']}\n"  # noqa: E501
 JINJA = """{% if many | default([]) | length > 0 %}
 services:
@@ -1950,6 +1971,15 @@ READ |= {
             'spec:\n  template:\n    spec:\n      containers:\n      - name: vllm\n        image: vllm/vllm-openai:v0.25.1\n        args: [org/m]\n{{- include "c.probes" . | nindent 8 }}'),  # noqa: E501
         },
         ["v0.25.1 org/m"],
+        [set()],
+    ),
+    "a folded script with blocks, arguments that are templates themselves": (
+        {
+            "Chart.yaml": "name: c\n",
+            "values.yaml": "model: org/m\nwords: ['--seed={{ .Values.seed }}']\nseed: 1\nkind: hub\n",
+            "templates/d.yaml": FOLDED,
+        },
+        ["-c 'vllm serve org/m --seed=1'"],
         [set()],
     ),
     "a simulator's values, and those of an image of vLLM": (

@@ -11,7 +11,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
 from diag.vllm.command.container import Container, inner, read_pod
-from diag.vllm.command.shell import BLOCK
+from diag.vllm.command.shell import BLOCK, folded
 from diag.vllm.flags.registry import known, release
 
 _EXPRESSION, _HOLE, _LOOP, _TAG, _TEST = (
@@ -59,9 +59,10 @@ def filled(text: str, file: Path) -> str:
             break
     else:
         return text
+    text = _with_helpers(text, file)
     for written, instead in _REWRITTEN:
         text = written.sub(instead, text)
-    text = _unrolled(_with_helpers(text, file), values)
+    text = _unrolled(text, values)
     for _ in range(3):  # values may name others
         text = _HOLE.sub(lambda hole: _value(hole, values), text)
     lines, opened = list[str](), list[bool | None]()  # None: a condition that is not known, or whose way was taken
@@ -81,7 +82,7 @@ def filled(text: str, file: Path) -> str:
         is_left_out = holds is not None or False in opened
         lines.append(("\\" if lines and lines[-1].endswith("\\") else "") if is_left_out else line)
     installs = f"\n# vllm=={values['vllm_version']}" if "vllm_version" in values else ""
-    return "\n".join(lines) + installs
+    return folded("\n".join(lines)) + installs
 
 
 def chart_of(file: Path) -> Path | None:

@@ -44,6 +44,7 @@ _RELEASES = {"HelmRelease", "Application", "HelmChart"}
 _COMPOSE = {"container_name", "restart", "shm_size", "profiles", "network_mode", "runtime", "ipc"}
 _LONG = 3
 """Hyphens of a flag such as --max-model-len, which names vLLM: others have a --port, too."""
+_READY = re.compile(r"readinessProbe|(?:include|template) \"[\w.-]*[pP]robe")
 _LONGEST_BESIDE = 2**18
 _NAMING = re.compile(
     r"(?m)\b(?:envFrom|configMapKeyRef|configMap|runtime|containers):|^kind: (?:ConfigMap|\w*ServingRuntime)"
@@ -897,7 +898,7 @@ def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     boxes = (
         (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))
         for one in launches
-        for is_served in [bool(one.container and one.container.is_served) and "robe" not in text]
+        for is_served in [bool(one.container and one.container.is_served) and not _READY.search(text)]
     )
     return tuple(one._replace(container=box) for one, box in boxes)
 

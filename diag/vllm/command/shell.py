@@ -26,6 +26,7 @@ BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
 _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
 _CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
 _COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
+_FOLDED = re.compile(NOTATIONS["patterns"]["shell_folded"])
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
@@ -184,7 +185,12 @@ def filled_templates(text: str) -> str:
         joined = f"{unseen} \\" if unseen and unseen not in "".join(lines[-1:]) else "\\"
         left_out = f"{indent}{joined}" if is_joined else f"{indent}- {unseen}" if is_flag or is_list else ""
         lines.append(left_out if block or is_left_out else _CONDITION.sub(_conditional, line))
-    return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
+    return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", folded("\n".join(lines)))
+
+
+def folded(text: str) -> str:
+    """Move the empty lines that a template's blocks leave in a folded text of YAML to its end."""
+    return _FOLDED.sub(lambda block: block[1] + "".join(sorted(block["body"].splitlines(True), key=str.isspace)), text)
 
 
 def in_its_words(text: str, source: str) -> str:
