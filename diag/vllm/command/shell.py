@@ -190,7 +190,10 @@ def filled_templates(text: str) -> str:
 
 def folded(text: str) -> str:
     """Move the empty lines that a template's blocks leave in a folded text of YAML to its end."""
-    return _FOLDED.sub(lambda block: block[1] + "".join(sorted(block["body"].splitlines(True), key=str.isspace)), text)
+    packed: str = _FOLDED.sub(
+        lambda block: block[1] + "".join(sorted(block["body"].splitlines(True), key=str.isspace)), text
+    )
+    return packed
 
 
 def in_its_words(text: str, source: str) -> str:
