@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.contract import Contract, find
-from diag.core.errors import BadContract, BadUsage, NoFile, NoLaunch
+from diag.core.errors import BadContract, BadUsage, NoFile, NoLaunch, Unfollowed
 from diag.core.files import is_folder
 from diag.core.formatting import plural
 from diag.core.metric_families import Sample
@@ -20,6 +20,7 @@ from diag.lint.rule import HostGpus, LintReport, LintResult, UnknownValue, host_
 from diag.lint.rules import RULES
 from diag.report.lint_formats import FORMATS
 from diag.vllm.command import redaction
+from diag.vllm.command.charts import chart_of
 from diag.vllm.command.command import NOTATIONS, Command
 from diag.vllm.command.parse import MOST_BYTES, is_existing, own_scripts
 from diag.vllm.gpus import visible_gpus
@@ -76,7 +77,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
                 if is_file and not str(error).startswith("--"):  # the file is wrong, not the usage
                     raise NoLaunch(str(error)) from error
                 raise
-            if not isinstance(error, NoLaunch):
+            if not isinstance(error, NoLaunch) or isinstance(error, Unfollowed):
                 name = redaction.name(text) or "a file whose name is not shown"
                 unread[name] = str(error).removeprefix(text).lstrip(":, ")
             continue
@@ -108,6 +109,8 @@ def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> 
 
     A template that starts another server speaks for that one alone.
     """
+    if (chart := chart_of(Path(one.file))) and chart / "values.yaml" != Path(one.file).absolute():
+        return any(_is_of(other.file, chart) for other in judged)  # values of an environment complete the chart's own
     if not _FEEDS.search(one.file):
         return False
     whole = Path(_FEEDS.sub("", one.file))
@@ -121,6 +124,12 @@ def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> 
     )
 
 
+def _is_of(file: str, chart: Path) -> bool:
+    """Return True for a chart's own values, and for its templates."""
+    place = Path(file).absolute()
+    return place == chart / "values.yaml" or chart / "templates" in place.parents
+
+
 def _images(report: LintReport) -> set[str]:
     return {word for word in report.command.split() if re.match(r"[\w./-]*vllm[\w.-]*[:/@]", word)}
 
@@ -131,7 +140,7 @@ _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "ve
 _FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")  # what fills in templates
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
-_MENTION = re.compile(rb"vllm|LLMConfig", re.IGNORECASE)
+_MENTION = re.compile(rb"vllm|LLMConfig|kind: InferenceService", re.IGNORECASE)
 _LAUNCH = re.compile(rb"vllm[\s\"',]+serve\b|vllm\.entrypoints|vllm/vllm-|LLMConfig\(")
 """A launch in a file too large to be one: tables of tokens and results of benchmarks mention vLLM, too."""
 

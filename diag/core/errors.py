@@ -37,6 +37,10 @@ class NoLaunch(BadUsage):
     exit_code = 65
 
 
+class Unfollowed(NoLaunch):
+    """A container with vLLM's image starts a program that cannot be read."""
+
+
 class NoFile(BadUsage):
     """A file or a folder does not exist."""
 

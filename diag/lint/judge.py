@@ -39,6 +39,7 @@ _MOST_GPUS = 64
 """More GPUs of one kind on a host change no finding."""
 _NOT_ASKED = "vLLM's own parser: "
 _MOST_NAMED = 8
+_DOCSTRING = re.compile(r'(?m)^[ \t]*[rR]?"""(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$')
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
 _TAG = re.compile(rf"(?:^|/)vllm-(?:openai|omni|cpu)[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
@@ -124,7 +125,7 @@ class Judge:
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
                 is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
                 is_unstated=source == UNSTATED,
-                text="\n".join(written.lines) if is_file else text,
+                text=_DOCSTRING.sub("", "\n".join(written.lines)) if is_file else text,
             )
             targets.append(target)
             findings = _of_branches(target)
@@ -411,10 +412,19 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
         missing = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
         yield f"the value{'s' * (len(names) > 1)} of {missing}, which the text does not show"
+    if others := _of_others(command):
+        yield f"as one command: other branches of the script have {', '.join(others)}"
     if "--env-file" in command.words[: command.arguments]:
         yield "the variables of an --env-file, a ConfigMap or a Secret, which the text does not show"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
+
+
+def _of_others(command: Command) -> list[str]:
+    """Return the flags that only other branches of the script give, which the command as printed lacks."""
+    names = {option.name for option in command.given}
+    given = (option for branch in command.branches for option in branch.given if option.name not in names)
+    return [*dict.fromkeys(filter(None, (redaction.flag(option) for option in given)))][:_MOST_NAMED]
 
 
 def _models(command: Command) -> list[str]:

@@ -1824,6 +1824,211 @@ READ = {
 }  # fmt: skip
 
 
+RUNTIME = """kind: ServingRuntime
+metadata: {name: r}
+spec: {containers: [{name: kserve-container, image: 'vllm/vllm-openai:v0.25.1', args: [--model, /mnt/models]}]}
+"""
+INFERENCE = "kind: InferenceService\nmetadata: {name: i}\nspec: {predictor: {model: {modelFormat: {name: pytorch}, runtime: r, args: [--swap-space=4]}}}\n"  # noqa: E501
+MOUNTED = "volumeMounts: [{name: c, mountPath: /etc/v}]}], volumes: [{name: c, configMap: {name: k}}]"
+LABELS = "kind: Deployment\nspec: {template: {metadata: {labels: {app: v}}, spec: {containers: [{name: v, image: 'vllm/vllm-openai:v0.25.1', args: [org/m], ports: [{containerPort: 8000}]}]}}}\n"  # noqa: E501
+NODE_PORT = "kind: Service\nspec: {type: NodePort, selector: {app: %s}, ports: [{port: 8000}]}\n"
+STACK = VALUES.replace("\n", "\n  ").rstrip()
+LOOP = """{{- range .Values.models }}
+---
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: "{{ (.image).repository | default $.Values.image.repository }}:{{ (.image).tag | default $.Values.image.tag }}"
+        args:
+        - {{ .model }}
+        {{- with .vllm }}
+        {{- if .eager }}
+        - --enforce-eager
+        {{- end }}
+        - {{ printf "--seed=%s" .seed | quote }}
+        {{- end }}
+        - {{ join " " .more }}
+{{- end }}
+"""  # noqa: E501
+FOLDED = """kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+      - name: vllm
+        image: vllm/vllm-openai:v0.25.1
+        command: [sh, -c]
+        args:
+        - >-
+          vllm serve
+          {{- if eq .Values.kind "image" }}
+          /models
+          {{- else }}
+          {{ .Values.model }}
+          {{- end }}
+          {{- range .Values.words }}
+          {{ tpl . $ }}
+          {{- end }}
+        resources: {limits: {nvidia.com/gpu: 1}}
+"""
+SIMULATOR = "vllm: {image: {repository: ghcr.io/o/%s, tag: v0.25.1}, args: [--model, org/m, --max-model-len, '64', --queue, '9']}\n"  # noqa: E501
+JINJA = """{% if many | default([]) | length > 0 %}
+services:
+{% for one in many %}
+  {{ one.name }}: {image: other}
+{% endfor %}
+{% else %}
+services:
+  v:
+{% if kind == 'own' %}
+    image: mine  {# no vLLM #}
+{% else %}
+    image: {{ image }}
+{% endif %}
+    command: [--model, org/m, --swap-space, "4"]
+{% endif %}
+"""
+FLAGS = "args: [--model, org/m, --max-model-len, '64'%s]"
+CLOUD = "runcmd:\n- |\n  docker run -d --gpus all --network=host rocm/vllm:latest vllm serve org/m --seed 1\n"
+OPTIONAL = """import subprocess
+class A:
+    length: int | None = None
+    def go(self):
+        command = ["vllm", "serve", "org/m"]
+        if self.length is None:
+            command += ["--max-model-len", "9"]
+        if self.length is not None:
+            command += ["--max-model-len", str(self.length)]
+        subprocess.run(command)
+"""
+EMPTY = """N="$(nvidia-smi -L | wc -l)"
+if [ -z "$N" ]; then N=1; fi
+size=""
+if [ -z "$size" ]; then words=""; else words="--seed $size"; fi
+vllm serve org/m -tp $N $words
+"""
+BUILT = 'FROM ubuntu\nRUN git clone https://github.com/%s.git && cd v && git checkout v0.16.0\nCMD ["vllm", "serve", "m", "--swap-space", "4"]\n'  # noqa: E501
+READ |= {
+    "a runtime and the service that names it": ({"i.yaml": INFERENCE, "r.yaml": RUNTIME}, ["v0.25.1 --model /mnt/models --swap-space=4"], [{"removed_flag"}]),  # noqa: E501
+    "a runtime that no service names": ({"i.yaml": INFERENCE.replace("runtime: r", "runtime: x"), "r.yaml": RUNTIME}, ["v0.25.1 --model /mnt/models"], [set()]),  # noqa: E501
+    "variables and a file of a ConfigMap beside": (
+        {
+            "d.yaml": POD.replace("args: %s}]", "command: [sh, -c], args: ['vllm serve org/m --config /etc/v/f.yaml'], " + MOUNTED),  # noqa: E501
+            "k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata: {f.yaml: 'swap-space: 4'}\n",
+        },
+        ["vllm serve org/m --swap-space 4"],
+        [{"removed_flag"}],
+    ),
+    "a ConfigMap of another name": (
+        {
+            "d.yaml": POD.replace("args: %s}]", "command: [sh, -c], args: ['vllm serve org/m --config /etc/v/f.yaml'], " + MOUNTED),  # noqa: E501
+            "k.yaml": "kind: ConfigMap\nmetadata: {name: x}\ndata: {f.yaml: 'swap-space: 4'}\n",
+        },
+        ["vllm serve org/m --config /etc/v/f.yaml"],
+        [set()],
+    ),
+    "a Service beside": ({"d.yaml": LABELS, "s.yaml": NODE_PORT % "v"}, ["org/m"], [{"public_without_a_key"}]),
+    "a Service of another program beside": ({"d.yaml": LABELS, "s.yaml": NODE_PORT % "x"}, ["org/m"], [set()]),
+    "the production stack under the name of a dependency": ({"values.yaml": "stack:\n  " + STACK}, ["--swap-space 4"], [{"removed_flag"}]),  # noqa: E501
+    "the production stack in a HelmRelease": (
+        {"r.yaml": "kind: HelmRelease\nspec:\n values:\n  " + STACK},
+        ["meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 --no-enable-prefix-caching --swap-space 4"],
+        [{"removed_flag"}],
+    ),
+    "arguments of an inferenceService in values": (
+        {"values.yaml": "inferenceService: {storage: {storageUri: 'oci://r/m:1'}, args: [--max-model-len=64, --gpu-memory-utilization=0.99]}  # vllm\n"},  # noqa: E501
+        ["vllm serve /mnt/models --max-model-len=64 --gpu-memory-utilization=0.99"],
+        [{"little_memory_left"}],
+    ),
+    "a with within a loop, the image of an item, a list that is joined": (
+        {
+            "Chart.yaml": "name: c\n",
+            "values.yaml": "image: {repository: vllm/vllm-openai, tag: v0.25.1}\nmodels: [{model: org/a, vllm: {eager: true, seed: 1}, more: [--block-size=16]}, {model: org/b, image: {tag: v0.26.0}, vllm: {seed: 2}, more: [--dtype=half]}]\n",  # noqa: E501
+            "templates/d.yaml": LOOP,
+        },
+        ["v0.25.1 org/a --enforce-eager --seed=1 --block-size=16", "v0.26.0 org/b --seed=2 --dtype=half"],
+        [set(), set()],
+    ),
+    "values of an environment complete those of the chart": (
+        {
+            "Chart.yaml": "name: c\n",
+            "values.yaml": "backend: llama-cpp\nimage: {vllm: {repository: vllm/vllm-openai, tag: latest}}\nvllm: {maxModelLen: 64, gpuMemoryUtilization: 0.5}\n"  # noqa: E501
+            "embeddings: {image: {repository: ggml-org/llama.cpp}, extraArgs: []}\n",
+            "values-prod.yaml": "backend: vllm\nimage: {vllm: {tag: v0.25.1}}\nembeddings: {extraArgs: [--embedding, --alias, x]}\n",  # noqa: E501
+        },
+        ["vllm/vllm-openai:v0.25.1 serve $MODEL --max-model-len 64 --gpu-memory-utilization 0.5"],
+        [set()],
+    ),
+    "a chart's own helper for probes": (
+        {
+            "Chart.yaml": "name: c\n",
+            "values.yaml": "ready: {httpGet: {path: /health, port: 8000}, failureThreshold: 90}\n",
+            "templates/_helpers.tpl": '{{- define "c.probes" -}}\nreadinessProbe:\n  {{- toYaml .Values.ready | nindent 2 }}\n{{- end }}\n',  # noqa: E501
+            "templates/d.yaml": POD.replace("spec: {template: {spec: {containers: [{name: vllm, image: 'vllm/vllm-openai:v0.25.1', args: %s}]}}}",  # noqa: E501
+            'spec:\n  template:\n    spec:\n      containers:\n      - name: vllm\n        image: vllm/vllm-openai:v0.25.1\n        args: [org/m]\n{{- include "c.probes" . | nindent 8 }}'),  # noqa: E501
+        },
+        ["v0.25.1 org/m"],
+        [set()],
+    ),
+    "a folded script with blocks, arguments that are templates themselves": (
+        {
+            "Chart.yaml": "name: c\n",
+            "values.yaml": "model: org/m\nwords: ['--seed={{ .Values.seed }}']\nseed: 1\nkind: hub\n",
+            "templates/d.yaml": FOLDED,
+        },
+        ["-c 'vllm serve org/m --seed=1'"],
+        [set()],
+    ),
+    "a simulator's values, and those of an image of vLLM": (
+        {"a/values.yaml": SIMULATOR % "inference-sim", "b/values.yaml": SIMULATOR % "vllm-openai"},
+        ["vllm-openai:v0.25.1 --model org/m --max-model-len 64 --queue"],
+        [{"unknown_flag"}],
+    ),
+    "Compose of a template engine": (
+        {"r/templates/c.yml.j2": JINJA, "r/defaults/main.yml": "many: []\nkind: x\nimage: vllm/vllm-openai:v0.25.1\n"},
+        ["vllm/vllm-openai:v0.25.1 --model org/m --swap-space 4"],
+        [{"removed_flag"}],
+    ),
+    "Compose without its top": (
+        {"c.yaml": "v:\n  container_name: v\n  image: vllm/vllm-openai:v0.25.1\n  shm_size: 8gb\n  command: [--model, org/m, -tp, '2']\n"},  # noqa: E501
+        ["--model org/m -tp 2"],
+        [set()],
+    ),
+    "arguments of vLLM alone, and those of another program": (
+        {
+            "a.yaml": "kind: Pod\nspec: {containers: [{name: v, image: IMAGE_NAME, %s}]}\n# vllm\n" % (FLAGS % ", --swap-space, '4'"),  # noqa: E501
+            "b.yaml": "kind: Pod\nspec: {containers: [{name: v, image: IMAGE_NAME, %s}]}\n# vllm\n" % (FLAGS % ", --ctx-size, '4'"),  # noqa: E501
+        },
+        ["--model org/m --max-model-len 64 --swap-space 4"],
+        [{"removed_flag"}],
+    ),
+    "docker run in a script of a host": ({"u.yaml": CLOUD}, ["vllm serve org/m"], [{"image_not_pinned", "public_without_a_key"}]),  # noqa: E501
+    "branches that exclude each other": ({"a.py": OPTIONAL}, ["vllm serve org/m --max-model-len $VALUE"], [set()]),
+    "a computed number with a default, a value that only the other branch has": ({"r.sh": EMPTY}, ["-tp 1"], [set()]),
+    "a default within a default": ({"r.sh": 'M="${1:-${BASE:-org/m}}"\nvllm serve "$M" --seed 1\n'}, ["vllm serve org/m"], [set()]),  # noqa: E501
+    "the release of a checkout": ({"Dockerfile": BUILT % "vllm-project/vllm"}, ["serve m --swap-space 4"], [{"no_effect"}]),  # noqa: E501
+    "the checkout of another repository": ({"Dockerfile": BUILT % "o/v"}, ["serve m --swap-space 4"], [{"removed_flag"}]),  # noqa: E501
+    "the release of an environment's default": (
+        {"m.py": 'import os, subprocess\nV = os.environ.get("V", "0.16.0")\nimage = f"vllm/vllm-openai:v{V}"\nsubprocess.run(["vllm", "serve", "m", "--swap-space", "4"])\n'},  # noqa: E501
+        ["serve m --swap-space 4"],
+        [{"no_effect"}],
+    ),
+    "what is only mentioned installs nothing": (
+        {"m.py": '"""Serve.\n\n    pip install vllm\n"""\nimport subprocess\nsubprocess.run(["vllm", "serve", "m"])\n', "r.sh": "echo 'pip install vllm'\nvllm serve m\n"},  # noqa: E501
+        ["serve m", "serve m"],
+        [set(), set()],
+    ),
+    "a list of words that installs": (
+        {"m.py": 'import subprocess\nsubprocess.run(["pip", "install", "-q", "vllm"])\nsubprocess.run(["vllm", "serve", "m"])\n'},  # noqa: E501
+        ["serve m"],
+        [{"vllm_not_pinned"}],
+    ),
+}  # fmt: skip
+
+
 def test_what_stands_beside_a_launch_is_read_with_it(tmp_path: Path) -> None:
     wrong = {}
     ignored = {"gpu_limit_differs", "no_readiness_probe", "public_without_a_key", AGAIN, "gpu_taken_twice"}
@@ -1841,3 +2046,7 @@ def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> N
     (tmp_path / "c.yaml").write_text(compose(service("[]", 'entrypoint: ["/bin/bash", "/go.sh"]')))
     with pytest.raises(NoLaunch, match=r"starts /go\.sh, which is not beside the file"):
         judged(tmp_path / "c.yaml")
+    result = json.loads(run([str(tmp_path)], LintOptions(), as_json=True)[0])
+    assert [*result["not_read"].values()] == [
+        "a container starts /go.sh, which is not beside the file: lint the script"
+    ]

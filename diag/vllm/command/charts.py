@@ -11,7 +11,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
 from diag.vllm.command.container import Container, inner, read_pod
-from diag.vllm.command.shell import BLOCK
+from diag.vllm.command.shell import BLOCK, folded
 from diag.vllm.flags.registry import known, release
 
 _EXPRESSION, _HOLE, _LOOP, _TAG, _TEST = (
@@ -28,6 +28,18 @@ _PROBE = re.compile(NOTATIONS["patterns"]["charts_probe"])
 _WITHIN_MODEL = frozenset[str](NOTATIONS["chart_model"])
 _ARGUMENTS = re.compile(r"(?:vllm|engine|server|additional|extra|model)?_?(?:args|arguments|extra)", re.IGNORECASE)
 _SHORT = ("--dtype", "--quantization", "--revision", "--seed", "--tokenizer", "--runner")
+_OTHER = re.compile(NOTATIONS["patterns"]["charts_other"], re.IGNORECASE)
+_IMAGE = re.compile(r"\{\{-?\s*include \"([\w.-]*[iI]mage[\w.-]*)\" [^{}|]*(?:\|\s*(?:trim|quote)\s*)*-?\}\}")
+_DEFINED = re.compile(r"\{\{-?\s*define \"([\w.-]+)\"\s*-?\}\}(.*?)(?=\{\{-?\s*define \"|\Z)", re.DOTALL)
+_BLOCK_OF = re.compile(NOTATIONS["patterns"]["charts_block_of"])
+_KEY = re.compile(r"(?m)^\w+:[ \t]*$|^- ")
+_REQUIRED = re.compile(r"required\s+\"[^\"]*\"\s+([.$]+[\w.]+)")
+_REMARK, _LAST_END = re.compile(r"(?s)\{\{-?\s*/\*.*?\*/\s*-?\}\}"), re.compile(r"\{\{-?\s*end\s*-?\}\}\s*\Z")
+_REPOSITORY = re.compile(r"[$.]*(?:\.Values|\$v\w*)((?:\.\w+)+)\.repository\b")
+_EMPTY = re.compile(r"(?<![\w.'\"])([A-Za-z_][\w.]*)\s*\|\s*default\((?:\[\]|''|\"\"|0|false)(?:, true)?\)")
+_COMPARED = re.compile(r"([\w.]+|'[^']*') == ([\w.]+|'[^']*')")
+_OVERLAYS = re.compile(r"/(?:environments?|envs?|overlays?|values|profiles)(?:/|$)")
+_DEEPEST_VALUES = 4
 _MOST, _MOST_LOOPS, _MOST_ITEMS, _MOST_BYTES = 2000, 40, 20, 2**18
 _DEEPEST = 6
 
@@ -47,6 +59,7 @@ def filled(text: str, file: Path) -> str:
             break
     else:
         return text
+    text = _with_helpers(text, file)
     for written, instead in _REWRITTEN:
         text = written.sub(instead, text)
     text = _unrolled(text, values)
@@ -69,7 +82,31 @@ def filled(text: str, file: Path) -> str:
         is_left_out = holds is not None or False in opened
         lines.append(("\\" if lines and lines[-1].endswith("\\") else "") if is_left_out else line)
     installs = f"\n# vllm=={values['vllm_version']}" if "vllm_version" in values else ""
-    return "\n".join(lines) + installs
+    return folded("\n".join(lines)) + installs
+
+
+def chart_of(file: Path) -> Path | None:
+    """Return the folder of the chart to which a file of values belongs, None for another file."""
+    folders = file.absolute().parents[:_DEEPEST_VALUES] if "values" in file.stem else ()
+    is_deep = len(file.parts) > 1 and bool(_OVERLAYS.search(file.parent.as_posix()))
+    folders = folders if is_deep else folders[:1]
+    return next((folder for folder in folders if (folder / "Chart.yaml").is_file()), None)
+
+
+def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
+    """Put the values of an environment over those of its chart, which they complete."""
+    chart = chart_of(file)
+    if not chart or file.absolute() == chart / "values.yaml" or len(documents) != 1:
+        return documents
+    with suppress(OSError, BadUsage):
+        return [_merged(read_yaml(chart / "values.yaml"), documents[0])]
+    return documents
+
+
+def _merged(usual: Any, over: Any) -> Any:
+    if not isinstance(usual, dict) or not isinstance(over, dict):
+        return over
+    return {**usual, **{key: _merged(usual.get(key), value) for key, value in over.items()}}
 
 
 def _unrolled(text: str, values: Mapping[str, Any]) -> str:
@@ -93,16 +130,54 @@ def _unrolled(text: str, values: Mapping[str, Any]) -> str:
             continue
         whole = ""
         for path in paths[:_MOST_ITEMS]:
-            instead = path if item else f"{path}."
-            whole += _EXPRESSION.sub(lambda hole: named.sub(instead, hole[0]), body)  # noqa: B023  # called at once
+            whole += _in_scope(body, named, path if item else f"{path}.", is_named=bool(item))
         lost = body.count("\n") - whole.count("\n")
         text, at = text[: loop.start()] + whole + "\n" * max(0, lost) + text[end.end() :], loop.start()
     return text
 
 
+def _in_scope(body: str, named: re.Pattern[str], instead: str, *, is_named: bool) -> str:
+    """Write the path of a loop's item in its expressions; the dot of a block within it is that block's."""
+    opened: list[bool] = []
+
+    def replaced(hole: re.Match[str]) -> str:
+        tag, is_own = _TAG.match(hole[0]), is_named or not any(opened)
+        if tag and tag["ends"]:
+            del opened[-1:]
+        elif tag:
+            opened.append(bool(re.match(r"\W*(?:with|range)\b", hole[0])))
+        return named.sub(instead, hole[0]) if is_own else hole[0]
+
+    return _EXPRESSION.sub(replaced, body)
+
+
+def _with_helpers(text: str, file: Path) -> str:
+    """Write the images of a chart's own helpers as the values that they name, and their blocks in their places."""
+    helpers = file.with_name("_helpers.tpl")
+    with suppress(OSError):
+        content = helpers.read_text("utf-8", "replace")[:_MOST_BYTES] if file.suffix != ".tpl" else ""
+        bodies = {name: _LAST_END.sub("", _REMARK.sub("", body)) for name, body in _DEFINED.findall(content)}
+        paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
+        able = {name: path for name, path in paths.items() if path}
+        text = _IMAGE.sub(lambda one: f"{{{{ .Values{able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
+        text = _BLOCK_OF.sub(lambda one: _indented(bodies.get(one["name"], ""), one), text)
+    return text
+
+
+def _indented(body: str, place: re.Match[str]) -> str:
+    """Indent the body of a helper, and what it indents itself; one that has names of its own stays a call."""
+    if ":=" in body or not _KEY.search(body):
+        return place[0]
+    deep, key = int(place["deep"]), f"{place['key']}\n" if place["key"] else ""
+    body = re.sub(r"(?<=indent )\d+", lambda number: str(int(number[0]) + deep), _REQUIRED.sub(r"\1", body))
+    return key + "\n".join(f"{' ' * deep}{line}" for line in body.split("\n") if line.strip())
+
+
 def _holds(test: re.Match[str], values: Mapping[str, Any]) -> bool | None:
     """Return True if a condition holds; None for one that the values do not decide, and for what changes the names."""
-    tokens = ["(", *_TOKEN.findall(test["rest"].replace("| length > 0", "")), ")"]
+    rest = _EMPTY.sub(lambda name: name[1] if _looked_up(name[1], values) else "''", test["rest"])
+    rest = _COMPARED.sub(r"(eq \1 \2)", rest.replace("| length > 0", ""))
+    tokens = ["(", *_TOKEN.findall(rest), ")"]
     try:
         value = _operand(tokens, values)
     except LookupError:
@@ -149,6 +224,10 @@ def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
         if instead := re.fullmatch(r"default[ (]\s*(?:[\"']([^\"']*)[\"']|([$.]*[\w.]+))\s*\)?", part):
             other = instead[1] if instead[2] is None else _looked_up(instead[2], values) or instead[2]
             value = value or (None if str(other)[:1] in ".$" or other == "omit" else other)
+        elif written := re.fullmatch(r"printf \"([^\"%]*%[sdv][^\"%]*)\"", part):
+            value = None if value is None else re.sub("%[sdv]", lambda _: str(value), written[1])  # noqa: B023
+        elif re.fullmatch(r"join \" \"", part) and isinstance(value, list):
+            value = " ".join(map(str, value))
         elif not _PLAIN_FILTER.fullmatch(part):
             return hole[0]
     if isinstance(value, dict) and "image" in filters and value.get("repository"):
@@ -164,7 +243,7 @@ def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
         block = [
             f"{indent}{'-' if key is None else f'{json.dumps(str(key))}:'} {json.dumps(item)}" for key, item in pairs
         ]
-        return "\n".join(block)[len(lead) :] if block[0].startswith(lead) else hole[0]
+        return "\n".join(block)[len(lead) :] if block[0].startswith(lead) else "\n" + "\n".join(block)
     if value is None or is_left or (isinstance(value, list | dict) and lead.lstrip().startswith("- ")):
         return hole[0]
     if isinstance(value, str) and "quote" not in filters:
@@ -228,12 +307,13 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
         models = [*models, named] if is_filled else [named]
         listed = [*listed[:place], *listed[place + 2 - is_joined :]]
     flags = [word for word in listed if word.startswith("--")]
-    is_named = found.about or "vllm" in found.image
-    is_vllm = is_named or (
-        flags and models and "/" in models[0] and all(word.partition("=")[0] in known() for word in flags)
+    is_whole = all(word.partition("=")[0].replace("_", "-") in known() for word in flags)
+    is_vllm = (
+        "vllm" in found.image or (is_whole and found.about) or (flags and models and "/" in models[0] and is_whole)
     )
     count = len(found.flags) + len(flags)
-    if not is_vllm or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
+    other = next((values[key] for key in ("backend", "engine", "runtime") if isinstance(values.get(key), str)), "")
+    if not is_vllm or _OTHER.search(other) or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
         return
     model = {"model": models[0] if models else "$MODEL"}
     tag = re.search(r":v?(\d+\.\d+\.\d+)", found.image)
@@ -246,6 +326,19 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
     pod = pod._replace(shared_memory=None, is_public=is_public)
     yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))
+
+
+def _inner_maps(node: Any) -> list[tuple[str, Any]]:
+    """Return the mappings in a node by name, none in one that is an image itself."""
+    is_image = not isinstance(node, dict) or "repository" in node
+    return [] if is_image else [(str(key), child) for key, child in node.items() if isinstance(child, dict)]
+
+
+def _is_of_another(node: Mapping[str, Any]) -> bool:
+    """Return True for the values of a container with an image of another program's."""
+    image = node.get("image")
+    name = str(image.get("repository") or "") if isinstance(image, dict) else str(image or "")
+    return bool(_OTHER.search(name)) and "vllm" not in name
 
 
 def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> None:
@@ -263,10 +356,11 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif name in ("env", "extraEnv", "environment"):
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:
+            named = next((one for kind, one in _inner_maps(child) if "vllm" in kind.lower()), child)
             image = (
-                f"{child.get('repository') or child.get('image') or child.get('name') or ''}:{child.get('tag') or ''}"
-                if isinstance(child, dict)
-                else str(child)
+                f"{named.get('repository') or named.get('image') or named.get('name') or ''}:{named.get('tag') or ''}"
+                if isinstance(named, dict)
+                else str(named)
             )
             found.image = image.removesuffix(":") if image[:1] != ":" else found.image
         elif _APART.search(name):
@@ -274,6 +368,8 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif _ARGUMENTS.fullmatch(name) and any(word.startswith("-") for word in split(child)):
             found.words += split(child)
             found.has_key = found.has_key or "--api-key" in found.words
+        elif isinstance(child, dict) and _is_of_another(child):
+            continue
         elif isinstance(child, dict) and depth < _DEEPEST:
             found.about = found.about or "vllm" in name.lower()
             _walk(child, name, found, depth + 1)

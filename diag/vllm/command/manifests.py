@@ -2,9 +2,12 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
@@ -37,6 +40,18 @@ _NAMES_MODEL = re.compile(r"--model[= ]\S")
 _DOCUMENT = re.compile(r"^---(?:[ \t].*)?$", re.MULTILINE)
 _MOST_DOCUMENTS = 100
 _MOST_BYTES = 2**22
+_RELEASES = {"HelmRelease", "Application", "HelmChart"}
+_COMPOSE = {"container_name", "restart", "shm_size", "profiles", "network_mode", "runtime", "ipc"}
+_LONG = 3
+"""Hyphens of a flag such as --max-model-len, which names vLLM: others have a --port, too."""
+_READY = re.compile(r"readinessProbe|(?:include|template) \"[\w.-]*[pP]robe")
+_LONGEST_BESIDE = 2**18
+_NAMING = re.compile(
+    r"(?m)\b(?:envFrom|configMapKeyRef|configMap|runtime|containers):|^kind: (?:ConfigMap|\w*ServingRuntime)"
+)
+"""What may name an object of another file, or be named by one."""
+_NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
+_CONFIG = re.compile(r"\s--config[= ]([\w./-]+)(?=\s|$)")
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
 _KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
@@ -85,13 +100,38 @@ def is_manifest(documents: Sequence[Any]) -> bool:
     return any(isinstance(document, dict) and not _KEYS.isdisjoint(document) for document in documents)
 
 
-def containers(documents: Sequence[Any], version: str) -> Iterator[Writing]:
-    """Yield the launch of every container or engine that may start vLLM."""
-    parts = _joined([part for document in documents for part in (items(document, "items") or [document])])
-    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in parts if _kind(part) == "ConfigMap"}
+@lru_cache(maxsize=256)
+def _objects(file: Path, _changed: int) -> list[Any]:
+    """Return the objects of a file if others may name one of them; [] if it cannot be read."""
+    with suppress(OSError, BadUsage):
+        content = file.read_text("utf-8", "replace")
+        return parse(content, file.name) if _NAMED.search(content) else []
+    return []
+
+
+def beside(file: Path, text: str) -> list[Any]:
+    """Return the objects in the other files of a manifest's folder that its own may name; no name stands for two."""
+    documents: list[Any] = []
+    if not _NAMING.search(text):
+        return documents
+    for other in islice(sorted(file.absolute().parent.glob("*.y*ml")), _MOST_DOCUMENTS):
+        with suppress(OSError):
+            status = other.stat()
+            if other.name != file.name and status.st_size < _LONGEST_BESIDE:
+                documents += _objects(other, status.st_mtime_ns)
+    able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
+    return [part for part in documents if able[_kind(part), inner(part, "metadata").get("name")] == 1]
+
+
+def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = ()) -> Iterator[Writing]:
+    """Yield the launch of every container or engine that may start vLLM; `others` are objects beside the documents."""
+    own = [part for document in documents for part in (items(document, "items") or [document])]
+    parts = _joined(own, others)
+    around = [*others, *parts]
+    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in around if _kind(part) == "ConfigMap"}
     reader, length, is_read = _Reader(scaled_on(parts), version, maps=maps), 0, False
-    read = (_with_service(writing, part, parts) for part in parts for writing in reader.document(part))
-    for writing in chain(read, _scripts(parts)):
+    read = (_with_service(writing, part, around) for part in parts for writing in reader.document(part))
+    for writing in chain(read, _scripts(parts, around)):
         if writing.name == SCRIPT and is_read and writing.place not in _HOST_SCRIPTS:
             continue
         is_read = is_read or writing.name != SCRIPT
@@ -142,9 +182,15 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     return writing._replace(container=box)
 
 
-def _joined(parts: Sequence[Any]) -> list[Any]:
+def _joined(parts: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     """Join each InferenceService to the ServingRuntime that it names, and to its Model of LLMKube: one server each."""
-    objects = [part for part in parts if isinstance(part, dict)]
+    objects = [part for part in (*others, *parts) if isinstance(part, dict)]
+    naming = {inner(part, "spec", "predictor", "model").get("runtime") for part in others}
+    for part in parts:
+        if "ServingRuntime" in str(_kind(part)) and inner(part, "metadata").get("name", "") in naming:
+            raise NoLaunch(
+                "an InferenceService in a file beside makes the server of this ServingRuntime: lint that file"
+            )
     able = {(str(part.get("kind")), str(inner(part, "metadata").get("name"))): part for part in objects}
     joined, used = list[Any](), list[Any]()
     for part in parts:
@@ -196,9 +242,9 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
+def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
     """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
-    nodes: list[tuple[str, Any, str]] = [("", part, "") for part in parts]
+    nodes: list[tuple[str, Any, str]] = [("", part, _mounting(part, around)) for part in parts]
     while nodes:
         key, node, image = nodes.pop(0)
         if isinstance(node, dict):
@@ -207,8 +253,20 @@ def _scripts(parts: Sequence[Any]) -> Iterator[Writing]:
         elif isinstance(node, list):
             nodes += [(key, child, image) for child in node]
         elif isinstance(node, str) and (suffix := _suffix(key, node)) is not None:
-            around = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
-            yield Writing(SCRIPT, node, around, place=key, suffix=suffix)
+            box = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
+            yield Writing(SCRIPT, node, box, place=key, suffix=suffix)
+
+
+def _mounting(part: Any, around: Sequence[Any]) -> str:
+    """Return the image of the containers whose pod mounts a ConfigMap; "" if it is none, or there are several."""
+    name, images = str(inner(part, "metadata").get("name")), set[str]()
+    nodes: list[Any] = [*around] if _kind(part) == "ConfigMap" else []
+    while nodes:
+        node = nodes.pop()
+        if any(inner(volume, "configMap").get("name") == name for volume in items(node, "volumes")):
+            images |= {str(one["image"]) for one in items(node, "containers") if "vllm" in str(one.get("image"))}
+        nodes += [*node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []
+    return images.pop() if len(images) == 1 else ""
 
 
 def _suffix(key: str, text: str) -> str | None:
@@ -260,11 +318,11 @@ class _Reader(NamedTuple):
         elif "servingEngineSpec" in document:
             for model in items(inner(document, "servingEngineSpec"), "modelSpec"):
                 yield from self.production_stack(inner(document, "servingEngineSpec"), model)
+        elif embedded := _embedded(document, kind):
+            for child in embedded:
+                yield from self.document(child)
         elif "vllm_config" in inner(document, "backend"):
             yield from _recipe(document, self.version)
-        elif "containerDefinitions" in document:
-            tasks = items(document, "containerDefinitions")
-            yield from self.document({"services": {str(task.get("name")): _task(task) for task in tasks}})
         elif "modelArtifacts" in document:
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
@@ -299,7 +357,7 @@ class _Reader(NamedTuple):
                 yield from self.nested(child, under, name, spec)
         if isinstance(node, dict):
             is_sidecar = under == "initContainers" and node.get("restartPolicy") == "Always"
-            if is_sidecar or under not in ("initContainers", "exec"):
+            if is_sidecar or under not in ("initContainers", "exec", "image"):
                 is_dynamo = under == "mainContainer" or "Dynamo" in name  # whose operator adds to the pod
                 is_listed = under in ("containers", "mainContainer", "initContainers")
                 is_named = isinstance(node.get("image"), str) and "entrypoint" not in node
@@ -366,9 +424,9 @@ class _Reader(NamedTuple):
             return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
             return  # the operator says it, or Python is the image's entry point
-        elif "vllm" in called_by.lower() or _SERVES.search(" ".join([program, *words])):
+        elif "vllm" in called_by.lower() or _starts(program, words):
             options += ["--entrypoint", program] if program else []
-            words = _referenced(words, environment)
+            words = _with_config(_referenced(words, environment), node, spec, self)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             if name == _SERVICE:
                 around = read_service(node, environment)
@@ -646,6 +704,74 @@ _FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
 """Readers by the kind of a document, or by a key at its top."""
 
 
+def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any], reader: _Reader) -> list[str]:
+    """Write the keys of a --config file, which is in a ConfigMap of the pod, as flags."""
+    line = " ".join(words)
+    if not (named := _CONFIG.search(line)) or not reader.maps:
+        return words
+    folder, _, file = named[1].rpartition("/")
+    mounted = (mount for mount in items(node, "volumeMounts") if mount.get("mountPath") in (folder, named[1]))
+    mounts = {mount.get("name") for mount in mounted}
+    volumes = [inner(one, "configMap") for one in items(spec, "volumes") if one.get("name") in mounts]
+    texts = [text for one in volumes for key, text in reader.maps.get(one.get("name"), {}).items() if key == file]
+    with suppress(BadUsage):
+        keys = next(iter(parse_yaml(str(texts[0]), file)), None) if texts else None
+        if not isinstance(keys, dict) or "model" in keys or not all(flag(str(key)) in known() for key in keys):
+            return words
+        rest = {key: value for key, value in keys.items() if flag(str(key)) not in line}  # the command line counts more
+        flags = f" {shlex.join(command_line(rest, reader.version))}"
+        is_script = any(_CONFIG.search(word) and " " in word for word in words)
+        filled = words if is_script else [shlex.join(words)]
+        filled = [_CONFIG.sub(lambda _: flags, word) for word in filled]
+        return filled if is_script else split(filled[0])
+    return words
+
+
+def _starts(program: str, words: Sequence[str]) -> bool:
+    """Return True for a command that starts vLLM, and for arguments of its entry point."""
+    return bool(_SERVES.search(" ".join([program, *words]))) or (not program and _is_vllms(words, "--model"))
+
+
+def _is_vllms(words: Sequence[str], needed: str) -> bool:
+    """Return True for arguments that no other program takes: all are flags of vLLM, and `needed` begins one."""
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    is_whole = all(name.replace("_", "-") in known() for name in names)
+    return (
+        is_whole and any(name.count("-") > _LONG for name in names) and any(name.startswith(needed) for name in names)
+    )
+
+
+def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
+    """Return the documents that a document has within it, as a form that is read by itself."""
+    if kind in _RELEASES:
+        values = _release_values(inner(document, "spec"))
+        return [values] if values else []
+    if stacks := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
+        return stacks  # a chart depends on the production stack
+    if "containerDefinitions" in document:
+        tasks = items(document, "containerDefinitions")
+        return [{"services": {str(task.get("name")): _task(task) for task in tasks}}]
+    served = inner(document, "inferenceService")
+    if not kind and _is_vllms(split(served.get("args")), "--"):
+        stored = inner(served, "storage").get("storageUri") or inner(served, "model").get("storageUri")
+        model = {"runtime": "vllm", "storageUri": stored, **served}
+        return [{"kind": "InferenceService", "spec": {"predictor": {"model": model}}}]
+    parts = () if kind or "services" in document else document.values()
+    if any(_COMPOSE & inner(child).keys() and "image" in child for child in parts):
+        return [{"services": document}]  # a part of Compose that another file includes
+    return []
+
+
+def _release_values(spec: Mapping[str, Any]) -> Any:
+    """Return the values of a production stack that a HelmRelease, or an Application of Argo CD, sets; {} for others."""
+    helm = inner(spec, "source", "helm")
+    values = spec.get("values") or helm.get("valuesObject") or helm.get("values")
+    with suppress(BadUsage):
+        values = next(iter(parse_yaml(values, "values")), None) if isinstance(values, str) else values
+        return values if "servingEngineSpec" in str(values)[:_MOST_BYTES] and isinstance(values, dict) else {}
+    return {}
+
+
 def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an LLMConfig of Ray, whose model is `model_source` or `model_id`."""
     served, source = loaded.get("model_id"), loaded.get("model_source")
@@ -772,7 +898,7 @@ def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
     boxes = (
         (one, one.container and one.container._replace(is_whole=False, shared_memory=None, is_served=is_served))
         for one in launches
-        for is_served in [bool(one.container and one.container.is_served) and "readinessProbe" not in text]
+        for is_served in [bool(one.container and one.container.is_served) and not _READY.search(text)]
     )
     return tuple(one._replace(container=box) for one, box in boxes)
 

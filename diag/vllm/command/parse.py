@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from diag.core.errors import BadUsage, NoLaunch
+from diag.core.errors import BadUsage, NoLaunch, Unfollowed
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
-from diag.vllm.command.charts import filled
+from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
 from diag.vllm.command.free_text import is_secret
@@ -119,6 +119,9 @@ _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
 _RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
 _BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
+_IS_DOCKERFILE = re.compile(r"(?m)^ENTRYPOINT[ \t]")
+_OF_ITS_IMAGE = re.compile(r"(?m)^FROM[ \t]+\S*vllm/vllm-|^[ -]*image:[ \t]*[\"']?\S*vllm[\w.-]*:")
+_ENV_DEFAULT = re.compile(r"\bos\.(?:environ\.get|getenv)\(\s*[\"']\w+[\"'],\s*([\"'][^\"'\n]*[\"'])\s*\)")
 _BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
 _TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -128,6 +131,7 @@ GUIDES = (".md", ".mdx", ".markdown", ".rst")
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
+_VALUES = "a container of Helm values"
 _ENDS = re.compile(NOTATIONS["patterns"]["parse_ends"])
 _STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
@@ -188,10 +192,12 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
     except NoLaunch:
         program = _STARTS_SCRIPT.search(text) if "vllm" in text else None
-        if not program:
+        is_vllms = _OF_ITS_IMAGE.search(text)
+        if not program and not (is_vllms and _IS_DOCKERFILE.search(text)):
             raise
-        name = redaction.name(program[1]) or "a script"
-        raise NoLaunch(f"{file}: a container starts {name}, which is not beside the file: lint the script") from None
+        name = (redaction.name(program[1]) if program else "") or "a program"
+        why = f"a container starts {name}, which is not beside the file: lint the script"
+        raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
     return tuple(one if one.line <= last else one._replace(line=last) for one in started)
 
@@ -202,7 +208,8 @@ def own_scripts(text: str, file: Path) -> dict[str, Path]:
     for start in islice(_STARTS_SCRIPT.finditer(text) if "vllm" in text else (), _MOST_BRANCHES):
         place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
         copied = re.search(place, text, re.MULTILINE)
-        script = file.parent / (copied[1] if copied else Path(start[1]).name)
+        able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
+        script = next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
         with suppress(BadUsage):
             content = _content(str(script)) or b""
             scripts |= {start[0]: script} if b"vllm" in content and len(content) < _LONGEST_SCRIPT else {}
@@ -246,7 +253,11 @@ def _content(name: str) -> bytes | None:
 def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Command, ...]:
     """Parse the launches in YAML; a file for --config becomes the command with that file."""
     documents = manifests.parse(text, printable(str(file)))
-    launches = manifests.templated(manifests.containers(documents, version), text)
+    if "$modelSpec.vllmConfig" in text:
+        raise NoLaunch(f"{file} is a template of the production stack: lint its values")
+    documents = [*overlaid(documents, file)]
+    read = manifests.containers(documents, version, manifests.beside(file, text))
+    launches = manifests.templated(read, text)
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
@@ -318,6 +329,10 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     return tuple(commands)
 
 
+def _is_example(command: Command, language: str) -> bool:
+    return language.startswith("json") or command.model.startswith("$")
+
+
 def _fenced(text: str) -> str:
     """Write the code blocks of reStructuredText as those of Markdown, on the same lines."""
 
@@ -346,6 +361,8 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         if is_joined:
             text_of_block = f"{runtime}\n---\n{text_of_block}"
         suffix = {"python": ".py", "py": ".py", "json": ".json", **_WINDOWS}.get(language, "")
+        if manifests.template(block):
+            continue
         if is_other and "LLM(" in block and "vllm" not in block:
             continue
         if re.match(r"\s*(?:#.*\s+)*(?:docker|podman|vllm|python3?|exec|nohup|uv)\s", text_of_block):
@@ -354,8 +371,9 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         exports |= {pair.partition("=")[0]: pair for pair in _EXPORTED.findall(block)}
         with suppress(BadUsage):
             started = parse_all(text_of_block, version, None, suffix)
-            # flags alone explain a command
+            # flags alone explain a command, and values without a model, or JSON, a chart or a client
             started = tuple(each for each in started if each.arguments or each.writing)
+            started = tuple(each for each in started if each.writing != _VALUES or not _is_example(each, language))
             lines = [before + (1 if is_joined else max(1, each.line)) for each in started]
             if is_joined:
                 del commands[taken]
@@ -391,6 +409,8 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
         line = launch.line or _line(lines, launch.place, [command.line for command in commands])
         for command in started:
             box = launch.container or command.container
+            if launch.name == manifests.SCRIPT:  # of a host, which starts a container
+                box = command.container or box
             # vLLM's image has its wheel, unless the container's own command installs another one
             has_wheel = box is not None and box.kind != "image" and command.image.startswith("vllm/")
             commands.append(
@@ -418,12 +438,14 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
+    text = _ENV_DEFAULT.sub(r"\1", text)
     for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:MOST_DOCUMENTS]:
         assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
-    wheels = {*_PINNED.findall(text), *(_BUILT.findall(text) if "vllm-project/vllm" in text else ())}
+    built = _BUILT.findall(text) if "vllm-project/vllm" in text else ()
+    wheels = {*_PINNED.findall(text), *("".join(names) for names in built)}
     wheels |= {f"{first}.{low}.0" for first, low, high in _RANGE.findall(text) if int(high) == int(low) + 1}
     if images and wheels and images != wheels:
         return "", ""  # several servers, or a step between releases
@@ -444,6 +466,9 @@ def _parse_shell(
             raise
     functions = _functions(text.split("\n"))
     steps = _inlined(steps, functions)
+    emptied = {
+        step.path[-1][0]: test for step in steps if step.path and step.path[-1][1] == 0 and (test := _test(step))
+    }
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -452,7 +477,7 @@ def _parse_shell(
 
     def run(chosen: Mapping[int, int]) -> None:
         active = [(at, step) for at, step in enumerate(steps) if all(chosen[block] == way for block, way in step.path)]
-        for at, command in _run(active, version, folder, variables):
+        for at, command in _run(active, version, folder, variables, emptied):
             if (command.words, command.model) not in [(one.words, one.model) for one in servers.setdefault(at, [])]:
                 servers[at].append(command)
 
@@ -488,6 +513,15 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _test(step: Statement) -> tuple[str, bool] | None:
+    """Return the variable that a test asks for its emptiness, and True for -z; None for another command."""
+    words = [*step.words, "", "", ""]
+    if words[0] in ("[", "[[", "test") and words[1] in ("-z", "-n") and words[3] in ("]", "]]", ""):
+        name = _VARIABLE.fullmatch(words[2].replace(":-}", "}"))
+        return (name[1] or name[2], words[1] == "-z") if name else None
+    return None
 
 
 def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
@@ -567,12 +601,18 @@ def _functions(lines: Sequence[str]) -> list[str]:
 
 
 def _run(
-    steps: Sequence[tuple[int, Statement]], version: str, folder: Path | None, variables: Mapping[str, str]
+    steps: Sequence[tuple[int, Statement]],
+    version: str,
+    folder: Path | None,
+    variables: Mapping[str, str],
+    emptied: Mapping[int, tuple[str, bool]],
 ) -> Iterator[tuple[int, Command]]:
-    """Yield the servers that commands of a script start, each with the number of its command."""
-    commands: list[tuple[int, list[str]]] = []
-    arrays: dict[str, list[str]] = {}
-    launched: dict[str, list[str]] = {}  # arrays that are a server's command
+    """Yield the servers that commands of a script start, each with the number of its command.
+
+    `emptied` has the variable whose emptiness an if tests, and True if its branch is that of an empty one.
+    """
+    commands, paths = list[tuple[int, list[str]]](), {at: step.path for at, step in steps}
+    arrays, launched = dict[str, list[str]](), dict[str, list[str]]()  # arrays, and those that are a server's command
     for at, (name, words, *_) in steps:
         filled, use = [part for word in words for part in arrays.get(word, [word])], f"${{{name.removesuffix('+')}[@]}}"
         if name.endswith("+") and use in launched:
@@ -587,6 +627,10 @@ def _run(
     exported: dict[str, str] = {}
     is_alone = len(commands) == 1
     for at, words in commands:
+        tested = [(*emptied[block], way) for block, way in paths[at] if block in emptied]
+        for name in [name for name, is_empty, way in tested if (way == 0) != is_empty and environment.get(name) == ""]:
+            environment.pop(name)  # its value comes from elsewhere
+            plain.pop(name, None)
         filled = []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
@@ -604,6 +648,8 @@ def _run(
         for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
             own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
             assigned[name] = _expand(value, {**plain, **own})
+            if (name, True, 0) in tested and "$(" in environment.get(name, ""):  # computed, and the value if it failed
+                assigned[name] = f"${{{name}:-{assigned[name]}}}"
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone

@@ -197,7 +197,10 @@ class _Values:
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
                 return name
             case ast.Attribute() if id(node) in self._attributes:
-                return self._literal(self._attributes[id(node)], depth + 1)
+                value = self._literal(self._attributes[id(node)], depth + 1)
+                if value is None:  # set from elsewhere
+                    raise _UnknownValue
+                return value
             case ast.Attribute(value=ast.Name(id=holder), attr=name) if name in self._options and "arg" in holder:
                 return with_default(name.upper(), str(self._literal(self._options[name], depth + 1)))
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
@@ -477,6 +480,7 @@ class _Source(_Values):
                     lines += self._script(taken, name, is_joined)
                     continue
                 ways = [self._script(body, name, is_joined) for body in (statement.body, statement.orelse)]
+                ways = ways[::-1] if _is_missing(statement.test) else ways  # "if x:" and "if not x:" exclude each other
                 lines += ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"] * any(ways)
                 continue
             parts = list(ast.walk(statement))
@@ -553,6 +557,14 @@ def _addition(node: ast.AST) -> tuple[str, ast.expr] | None:
         ) if name == left:
             return name, ast.List(rest)
     return None
+
+
+def _is_missing(test: ast.expr) -> bool:
+    """Return True for `x is None` and `not x`."""
+    match test:
+        case ast.Compare(ops=[ast.Is()], comparators=[ast.Constant(value=None)]) | ast.UnaryOp(op=ast.Not()):
+            return True
+    return False
 
 
 def _names(node: ast.expr) -> tuple[str, str]:

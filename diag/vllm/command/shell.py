@@ -26,6 +26,7 @@ BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
 _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
 _CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
 _COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
+_FOLDED = re.compile(NOTATIONS["patterns"]["shell_folded"])
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
@@ -184,7 +185,15 @@ def filled_templates(text: str) -> str:
         joined = f"{unseen} \\" if unseen and unseen not in "".join(lines[-1:]) else "\\"
         left_out = f"{indent}{joined}" if is_joined else f"{indent}- {unseen}" if is_flag or is_list else ""
         lines.append(left_out if block or is_left_out else _CONDITION.sub(_conditional, line))
-    return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", "\n".join(lines))
+    return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", folded("\n".join(lines)))
+
+
+def folded(text: str) -> str:
+    """Move the empty lines that a template's blocks leave in a folded text of YAML to its end."""
+    packed: str = _FOLDED.sub(
+        lambda block: block[1] + "".join(sorted(block["body"].splitlines(True), key=str.isspace)), text
+    )
+    return packed
 
 
 def in_its_words(text: str, source: str) -> str:
@@ -325,7 +334,8 @@ HIDDEN = "REDACTED"
 """Replaces a secret in a quoted line of a log, and in recordings of older releases."""
 PLACEHOLDER = re.compile(NOTATIONS["patterns"]["shell_placeholder"])
 _OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
-_DEFAULT = re.compile(r"\$\{\w+:?-([\"']?)([^{}$]*?)\1\}")
+_DEFAULT = re.compile(r"\$\{[\w@*]+:?-([\"']?)([^{}$]*?)\1\}")
+_NESTED = 3
 _SCHEDULERS = re.compile(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")
 _NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
@@ -362,8 +372,10 @@ def _value(text: str) -> str:
 
 
 def default(text: str) -> str:
-    """Replace ${NAME:-x} by x, the value of an unset variable."""
-    return _DEFAULT.sub(r"\2", text)
+    """Replace ${NAME:-x} by x, the value of an unset variable, also within another: ${1:-${NAME:-x}}."""
+    for _ in range(_NESTED if "${" in text else 0):
+        text = _DEFAULT.sub(r"\2", text)
+    return text
 
 
 def is_default(value: object) -> bool:
