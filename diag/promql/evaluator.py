@@ -45,6 +45,7 @@ MOST_INSTANTS = 64
 _NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
 """Every name in an expression, and the brace of a selector without a name."""
 _YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar", *functions.DATES})
+_YIELDS_WITHOUT_A_PART = _YIELDS_WITHOUT_SAMPLES | {"or", "unless"}
 
 
 def evaluate(expression: Expression | Formula | str, samples: Samples, instants: Millis) -> Vector:
@@ -78,14 +79,17 @@ class Evaluator:
         return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], vector.present[rows])
 
     def may_hold(self, asked: Formula | str) -> bool:
-        """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
+        """Return False if metrics that a query needs have no sample; it is not parsed: most metrics are missing."""
         memory = self._may_hold
         if asked not in memory:
             text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
             words = _NAMES.findall(text)
             named = not (self.samples.names.isdisjoint(words) and _YIELDS_WITHOUT_SAMPLES.isdisjoint(words))
             instant = "[" not in text and not parts
-            memory[asked] = named or instant or any(map(self.may_hold, parts.values()))
+            if parts and _YIELDS_WITHOUT_A_PART.isdisjoint(map(str.lower, words)):
+                memory[asked] = all(map(self.may_hold, parts.values()))
+            else:
+                memory[asked] = named or instant or any(map(self.may_hold, parts.values()))
         return memory[asked]
 
     def at(self, instants: Millis) -> "_Evaluation":
@@ -145,8 +149,8 @@ class _Evaluation:
                 return nameless(Vector(vector.labels, -vector.values, vector.present, vector.scalar))
             case Binary():
                 left = self.vector(node.left)
-                if node.op != "or" and not left.scalar and not left.labels:
-                    return left  # nothing matches it: the right side need not be computed
+                if node.op != "or" and not left.scalar and not left.present.any():
+                    return stack((), self.instants.size)  # nothing matches it: the right side need not be computed
                 return binary(node.op, left, self.vector(node.right), node.matching, node.return_bool)
             case Aggregate():
                 vector = self.vector(node.expr)
