@@ -140,13 +140,6 @@ class _Evaluation:
 
     def _computed(self, node: Node) -> Vector:
         match node:
-            case Number(value):
-                return scalar(np.full(self.instants.size, value))
-            case Selector():
-                return instant_vector(node, self.samples, self.instants)
-            case Negate(expr):
-                vector = self.vector(expr)
-                return nameless(Vector(vector.labels, -vector.values, vector.present, vector.scalar))
             case Binary():
                 left = self.vector(node.left)
                 if node.op != "or" and not left.scalar and not left.present.any():
@@ -158,6 +151,15 @@ class _Evaluation:
                     return count_values(vector, node.param.value, node.labels, node.without)
                 param = np.empty(0) if node.param is None else self.vector(node.param).values[0]
                 return aggregate(node.op, vector, node.labels, node.without, param)
+            case Call(function) if function in RANGE_FUNCTIONS:
+                return self._over_range(node)
+            case Number(value):
+                return scalar(np.full(self.instants.size, value))
+            case Selector():
+                return instant_vector(node, self.samples, self.instants)
+            case Negate(expr):
+                vector = self.vector(expr)
+                return nameless(Vector(vector.labels, -vector.values, vector.present, vector.scalar))
             case Call("time"):
                 return scalar(self.instants / 1000)
             case Call("timestamp", (Selector() as selector,)):
@@ -168,8 +170,6 @@ class _Evaluation:
                 return nameless(Vector(vector.labels, times, vector.present))
             case Call("absent", (argument,)):
                 return functions.absent(self.vector(argument), pinned_labels(argument))
-            case Call(function) if function in RANGE_FUNCTIONS:
-                return self._over_range(node)
             case Call(function, arguments):
                 args = [arg.value if isinstance(arg, String) else self.vector(arg) for arg in arguments]
                 # only the calendar functions may have no argument: it is the time of evaluation then
