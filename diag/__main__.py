@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 
 
 def main() -> None:
@@ -22,9 +23,10 @@ def main() -> None:
     except SystemExit as end:
         if threading.active_count() == 1:
             atexit._run_exitfuncs()
-            for stream in filter(None, (sys.stdout, sys.stderr)):
-                stream.flush()
-            os._exit(int(end.code or 0))  # Python would first take everything apart that a diagnosis made
+            with suppress(OSError):
+                for stream in filter(None, (sys.stdout, sys.stderr)):
+                    stream.flush()
+                os._exit(int(end.code or 0))  # Python would first take everything apart that a diagnosis made
         raise
     finally:
         gc.freeze()  # the interpreter's last collection would visit all of it
