@@ -68,12 +68,9 @@ def run(select: Sequence[str], duration: float, every: float, *site_files: Any) 
     for labels, value in labelled(last):
         if "gpu" in labels:
             by_gpu[labels["gpu"]][labels["__name__"]].append((labels, value))
-    gpus = [_judged(number, samples, report, contract) for number, samples in sorted(by_gpu.items(), key=_number)]
+    in_order = sorted(by_gpu.items(), key=lambda gpu: (len(gpu[0]), gpu[0]))  # 10 behind 9
+    gpus = [_judged(number, samples, report, contract) for number, samples in in_order]
     return NodeGpus(host, report.observed.end - report.observed.start, tuple(gpus))
-
-
-def _number(item: tuple[str, object]) -> tuple[int, str]:
-    return len(item[0]), item[0]
 
 
 class _Owners:
@@ -116,14 +113,14 @@ def _series(labels: Mapping[str, str]) -> str:
 
 
 def _judged(number: str, samples: GpuSamples, report: Report, contract: Contract) -> JudgedGpu:
-    of_gpu = [found for found in report.findings if dict(found.diagnosis.subject).get("gpu") == number]
-    findings, unseen = [], [found.diagnosis.incident.id for found in of_gpu if found.diagnosis.state == "unknown"]
-    for found in of_gpu:
-        if found.diagnosis.state == "present" and RANK[found.diagnosis.severity]:
-            do = next(iter(choose_actions(found, report).do_now), "")
-            names, incident = ", ".join(found.diagnosis.culprits), found.diagnosis.incident
+    of_gpu = [finding for finding in report.findings if dict(finding.diagnosis.subject).get("gpu") == number]
+    findings, unseen = [], [finding.diagnosis.incident.id for finding in of_gpu if finding.diagnosis.state == "unknown"]
+    for finding in of_gpu:
+        if finding.diagnosis.state == "present" and RANK[finding.diagnosis.severity]:
+            do = next(iter(choose_actions(finding, report).do_now), "")
+            names, incident = ", ".join(finding.diagnosis.culprits), finding.diagnosis.incident
             message = f"{titled(incident)}{f': {names}' * bool(names)}"
-            findings.append(GpuFinding(incident.id, found.diagnosis.severity, message, do))
+            findings.append(GpuFinding(incident.id, finding.diagnosis.severity, message, do))
     facts = PreflightFacts(contract, (), versions()[-1], gpus=samples)
     for check in (CHECKS[name] for name in _CHECKS if name not in contract.preflight.ignore):
         for result in results(check, facts):
@@ -139,7 +136,7 @@ def _judged(number: str, samples: GpuSamples, report: Report, contract: Contract
     hidden = sum(process.memory for process in processes if process.role == "unknown")
     if hidden >= MUCH_MEMORY * sum(value for _, value in samples.get("diag_gpu_memory_total_bytes", ())) > 0:
         unseen = sorted({*unseen, "gpu_memory_contended"})  # its owner may be the server to come, or a stranger
-    judged = {found.diagnosis.incident.id for found in of_gpu} - {*unseen}
+    judged = {finding.diagnosis.incident.id for finding in of_gpu} - {*unseen}
     info = next((labels for labels, _ in samples.get("diag_gpu_info", ())), {})  # a GPU that is lost has none
     samples = {name: rows for name, rows in samples.items() if name not in ("diag_gpu_info", "diag_gpu_serving")}
     values = {_series(labels): value for rows in samples.values() for labels, value in rows if "pid" not in labels}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from types import SimpleNamespace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
@@ -25,8 +25,19 @@ from diag.vllm.metric_names import variables
 
 FILES = read(PACKAGE / "knowledge" / "failure_files.toml", dict[str, str])
 """The files of the table with their headings, in the order in which their patterns are tried (failure_files.toml)."""
-WORDS = SimpleNamespace(**read(PACKAGE / "knowledge" / "failure_words.toml", dict[str, re.Pattern[str]]))
-"""Regular expressions of the texts of failures and of advice; the file describes each."""
+
+
+class _Words(SimpleNamespace):
+    """Regular expressions of the texts of failures and of advice (failure_words.toml), read when one is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if not vars(self):
+            vars(self).update(read(PACKAGE / "knowledge" / "failure_words.toml", dict[str, re.Pattern[str]]))
+            return getattr(self, name)
+        raise AttributeError(name)
+
+
+WORDS = _Words()
 PLACES, RAISED, SHAPES, OTHERS, THREADS = "places", "raised", "shapes", "others", "threads"
 OF_HOSTS = (OTHERS, "environment", "devices", "ranks", "memory", "launch")
 """Files with kinds that other programs than vLLM print: the host's, the container's, the cluster's, libraries."""

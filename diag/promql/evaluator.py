@@ -45,6 +45,7 @@ MOST_INSTANTS = 64
 _NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
 """Every name in an expression, and the brace of a selector without a name."""
 _YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar", *functions.DATES})
+_YIELDS_WITHOUT_A_PART = _YIELDS_WITHOUT_SAMPLES | {"or", "unless"}
 
 
 def evaluate(expression: Expression | Formula | str, samples: Samples, instants: Millis) -> Vector:
@@ -78,14 +79,17 @@ class Evaluator:
         return Vector(tuple(vector.labels[row] for row in rows), vector.values[rows], vector.present[rows])
 
     def may_hold(self, asked: Formula | str) -> bool:
-        """Return False if no metric of a query has a sample; the query is not parsed: most metrics are missing."""
+        """Return False if metrics that a query needs have no sample; it is not parsed: most metrics are missing."""
         memory = self._may_hold
         if asked not in memory:
             text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
             words = _NAMES.findall(text)
             named = not (self.samples.names.isdisjoint(words) and _YIELDS_WITHOUT_SAMPLES.isdisjoint(words))
             instant = "[" not in text and not parts
-            memory[asked] = named or instant or any(map(self.may_hold, parts.values()))
+            if parts and _YIELDS_WITHOUT_A_PART.isdisjoint(map(str.lower, words)):
+                memory[asked] = all(map(self.may_hold, parts.values()))
+            else:
+                memory[asked] = named or instant or any(map(self.may_hold, parts.values()))
         return memory[asked]
 
     def at(self, instants: Millis) -> "_Evaluation":
@@ -136,17 +140,10 @@ class _Evaluation:
 
     def _computed(self, node: Node) -> Vector:
         match node:
-            case Number(value):
-                return scalar(np.full(self.instants.size, value))
-            case Selector():
-                return instant_vector(node, self.samples, self.instants)
-            case Negate(expr):
-                vector = self.vector(expr)
-                return nameless(Vector(vector.labels, -vector.values, vector.present, vector.scalar))
             case Binary():
                 left = self.vector(node.left)
-                if node.op != "or" and not left.scalar and not left.labels:
-                    return left  # nothing matches it: the right side need not be computed
+                if node.op != "or" and not left.scalar and not left.present.any():
+                    return stack((), self.instants.size)  # nothing matches it: the right side need not be computed
                 return binary(node.op, left, self.vector(node.right), node.matching, node.return_bool)
             case Aggregate():
                 vector = self.vector(node.expr)
@@ -154,6 +151,15 @@ class _Evaluation:
                     return count_values(vector, node.param.value, node.labels, node.without)
                 param = np.empty(0) if node.param is None else self.vector(node.param).values[0]
                 return aggregate(node.op, vector, node.labels, node.without, param)
+            case Call(function) if function in RANGE_FUNCTIONS:
+                return self._over_range(node)
+            case Number(value):
+                return scalar(np.full(self.instants.size, value))
+            case Selector():
+                return instant_vector(node, self.samples, self.instants)
+            case Negate(expr):
+                vector = self.vector(expr)
+                return nameless(Vector(vector.labels, -vector.values, vector.present, vector.scalar))
             case Call("time"):
                 return scalar(self.instants / 1000)
             case Call("timestamp", (Selector() as selector,)):
@@ -164,8 +170,6 @@ class _Evaluation:
                 return nameless(Vector(vector.labels, times, vector.present))
             case Call("absent", (argument,)):
                 return functions.absent(self.vector(argument), pinned_labels(argument))
-            case Call(function) if function in RANGE_FUNCTIONS:
-                return self._over_range(node)
             case Call(function, arguments):
                 args = [arg.value if isinstance(arg, String) else self.vector(arg) for arg in arguments]
                 # only the calendar functions may have no argument: it is the time of evaluation then

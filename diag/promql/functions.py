@@ -35,7 +35,7 @@ class Spans(NamedTuple):
         return self.end - self.length
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Windows:
     """The samples of a block in each window: from index `first` up to but not including `after`, both of shape (T,).
 
@@ -71,7 +71,7 @@ class Windows:
         return Gathered(self.values[:, place], self.times[place], valid, self.count, self.spans)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Gathered:
     """The samples in each window, left-aligned: a window has `count` of them, its further places hold garbage.
 

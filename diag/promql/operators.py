@@ -5,6 +5,7 @@ Sums, means, variances and quantiles, also those of histograms, have the roundin
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,8 @@ def binary(op: str, left: Vector, right: Vector, matching: Matching, return_bool
         left_keys, right_keys = (_signatures(side.labels, matching) for side in (left, right))
         if op == "or":
             added = right.present & ~_seen(left_keys, left.present, right_keys)
+            if not added.any():
+                return left
             values, present = np.concatenate([left.values, right.values]), np.concatenate([left.present, added])
             return merged((*left.labels, *right.labels), values, present)
         seen = _seen(right_keys, right.present, left_keys)
@@ -82,6 +85,8 @@ def _signatures(labels: Sequence[Labels], matching: Matching) -> list[frozenset[
 
 def _seen(keys: Sequence[object], present: Bools, asked: Sequence[object]) -> Bools:
     """Return for each asked signature and instant whether any series with that signature is present."""
+    if keys == asked and len(set(keys)) == len(keys):
+        return present
     place = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     seen = np.zeros((len(place) + 1, present.shape[1]), dtype=bool)  # the last row: unknown signatures
     for key, row in zip(keys, present, strict=True):
@@ -97,7 +102,10 @@ def _matched(op: str, left: Vector, right: Vector, matching: Matching, return_bo
     for row, key in enumerate(one_keys):
         rows_by_key.setdefault(key, []).append(row)
     pairs = [(row, other) for row, key in enumerate(many_keys) for other in rows_by_key.get(key, ())]
-    many_rows, one_rows = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
+    many_rows: Any = slice(None)
+    one_rows: Any = slice(None)
+    if many_keys != one_keys or len(rows_by_key) != len(pairs):  # usually both sides have the same subjects
+        many_rows, one_rows = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
     left_rows, right_rows = (one_rows, many_rows) if matching.many == "right" else (many_rows, one_rows)
     values, kept = _computed(op, left.values[left_rows], right.values[right_rows], return_bool)
     present = many.present[many_rows] & one.present[one_rows] & kept
@@ -113,7 +121,7 @@ def _matched(op: str, left: Vector, right: Vector, matching: Matching, return_bo
         labels.append(drop_name(series) if return_bool else series)
     result = Vector(tuple(labels), values, present)
     if not matching.many:
-        keys = [many_keys[row] for row in many_rows]
+        keys = [many_keys[row] for row, _ in pairs]
         _refuse_repeats(keys, result, present, "More than one series without group_left has")
     return merged(result.labels, result.values, result.present)
 

@@ -44,7 +44,7 @@ Change = Callable[[str, Collection[str]], str]
 """Edits an expression; the names in the second argument are those of parts, not of series."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Formula:
     """PromQL over raw series and over other formulas.
 
@@ -146,33 +146,15 @@ def depth(text: str) -> int:
 
 
 def _node(tree: ast.Expr, parts: _Parts) -> data.Node:
+    while type(tree) is ast.ParenExpr:
+        tree = tree.expr
+    make = _MAKERS.get(type(tree))
+    if make is None:
+        raise _Refused(type(tree).__name__)
     try:
-        match tree:
-            case ast.ParenExpr():
-                return _node(tree.expr, parts)
-            case ast.NumberLiteral():
-                return _only(_number, repr(tree.val))
-            case ast.StringLiteral():
-                return _only(data.String, tree.val)
-            case ast.VectorSelector():
-                return parts.get(tree.name or "") or _selector(tree)
-            case ast.MatrixSelector():
-                return _only(data.Range, _selector(tree.vector_selector), _millis(tree.range))
-            case ast.SubqueryExpr():
-                _refuse_at(tree)
-                step = _millis(tree.step) or _DEFAULT_STEP
-                return _only(data.Subquery, _node(tree.expr, parts), _millis(tree.range), step, _millis(tree.offset))
-            case ast.UnaryExpr():
-                return _only(data.Negate, _node(tree.expr, parts))
-            case ast.AggregateExpr():
-                return _aggregate(tree, parts)
-            case ast.BinaryExpr():
-                return _binary(tree, parts)
-            case ast.Call():
-                return _call(tree, parts)
+        return make(tree, parts)
     except OverflowError as error:  # the parser hands a duration over when it is asked for
         raise ValueError(str(error)) from None
-    raise _Refused(type(tree).__name__)
 
 
 def _only(kind: Callable[..., _N], *fields: Hashable) -> _N:
@@ -195,14 +177,14 @@ def _number(text: str) -> data.Number:
     return data.Number(float(text))
 
 
-def _refuse_at(tree: ast.VectorSelector | ast.SubqueryExpr) -> None:
+def _without_at(tree: Any) -> Any:
     if tree.at is not None:
         raise _Refused("the @ modifier")
+    return tree
 
 
 def _selector(tree: ast.VectorSelector) -> data.Selector:
-    _refuse_at(tree)
-    if tree.matchers.or_matchers:
+    if _without_at(tree).matchers.or_matchers:
         raise _Refused("`or` between matchers")
     matchers = [data.Matcher(m.name, _OPS[str(m.op)], m.value) for m in tree.matchers.matchers]
     if tree.name is not None:
@@ -267,6 +249,26 @@ def _binary(tree: ast.BinaryExpr, parts: _Parts) -> data.Binary:
         matching,
         modifier is not None and modifier.return_bool,
     )
+
+
+_MAKERS: Mapping[type, Callable[[Any, _Parts], data.Node]] = {
+    ast.VectorSelector: lambda tree, parts: parts.get(tree.name or "") or _selector(tree),
+    ast.BinaryExpr: _binary,
+    ast.AggregateExpr: _aggregate,
+    ast.Call: _call,
+    ast.MatrixSelector: lambda tree, _: _only(data.Range, _selector(tree.vector_selector), _millis(tree.range)),
+    ast.NumberLiteral: lambda tree, _: _only(_number, repr(tree.val)),
+    ast.StringLiteral: lambda tree, _: _only(data.String, tree.val),
+    ast.SubqueryExpr: lambda tree, parts: _only(
+        data.Subquery,
+        _node(_without_at(tree).expr, parts),
+        _millis(tree.range),
+        _millis(tree.step) or _DEFAULT_STEP,
+        _millis(tree.offset),
+    ),
+    ast.UnaryExpr: lambda tree, parts: _only(data.Negate, _node(tree.expr, parts)),
+}
+"""The functions that make a node of each kind of expression."""
 
 
 def _check_label(name: str) -> None:

@@ -191,30 +191,30 @@ def verdicts(report: Report) -> list[str]:
 
 
 def headlines(report: Report) -> list[Headline]:
-    found = [_incident_headline(group, report) for group in words.alike(report)]
-    if found:
-        return found
-    written_as, seen, names = words.time_format(report), report.observed, report.servers
+    rows = [_incident_headline(group, report) for group in words.alike(report)]
+    if rows:
+        return rows
+    written_as, observed, names = words.time_format(report), report.observed, report.servers
     if report.verdict == "warning":
-        when = written_as(seen.end)
+        when = written_as(observed.end)
         return [
-            _fitted("WARNING", f"  {each.question} ", each.where, [f"{each.lacking}   {when}", each.lacking, when, ""])
-            for each in coverage.suspected(report)
+            _fitted("WARNING", f"  {part.question} ", part.where, [f"{part.lacking}   {when}", part.lacking, when, ""])
+            for part in coverage.suspected(report)
         ]
     verdict, lists = "HEALTHY", {} if report.verdict == "healthy" else {"ignored": coverage.ignored(report)}
     if report.verdict == "unknown":
         verdict = "CANNOT TELL"
     if report.verdict == "no_incident":
-        verdict = coverage.NO_FAILURE if seen.endings else coverage.NO_INCIDENT
-        lists |= {} if seen.endings else {"not seen": list(report.health.lacking)}
+        verdict = coverage.NO_FAILURE if observed.endings else coverage.NO_INCIDENT
+        lists |= {} if observed.endings else {"not seen": list(report.health.lacking)}
     remark = coverage.in_brackets(**lists)
-    if seen.endings:
+    if observed.endings:
         place = names[0] if len(names) == 1 else plural(len(names), "log")
         return [_fitted(verdict, remark, place, [words.log_endings(report)[0]])]
-    place = names[0] if len(names) == 1 else plural(len(names), "server") if names else seen.target
-    when = written_as.span(seen.start, seen.end)
+    place = names[0] if len(names) == 1 else plural(len(names), "server") if names else observed.target
+    when = written_as.span(observed.start, observed.end)
     states = words.states(report)
-    lasted = quantity(seen.end - seen.start, "seconds")
+    lasted = quantity(observed.end - observed.start, "seconds")
     return [_fitted(verdict, remark, place, [f"{states}   {when} ({lasted})", f"{states}   {when}", when])]
 
 

@@ -37,12 +37,12 @@ def sentences() -> Mapping[DefectKind | Literal["port"], str]:
 
 def source(report: Report, written_as: TimeFormat) -> str:
     """Return source, target, number of scrapes and time range of the judged samples."""
-    seen = report.observed
-    failed = f", {seen.failed_scrapes} of them failed" if seen.failed_scrapes else ""
-    if seen.endings:
-        return f"log {escaped(seen.target)}, up to {written_as(seen.end)}; no server was asked"
-    span = f"{written_as(seen.start)} - {written_as(seen.end)} ({quantity(seen.end - seen.start, 'seconds')})"
-    return f"{seen.source} {escaped(seen.target)}: {seen.scrapes:,} scrapes{failed}, {span}"
+    scan = report.observed
+    failed = f", {scan.failed_scrapes} of them failed" if scan.failed_scrapes else ""
+    if scan.endings:
+        return f"log {escaped(scan.target)}, up to {written_as(scan.end)}; no server was asked"
+    span = f"{written_as(scan.start)} - {written_as(scan.end)} ({quantity(scan.end - scan.start, 'seconds')})"
+    return f"{scan.source} {escaped(scan.target)}: {scan.scrapes:,} scrapes{failed}, {span}"
 
 
 def vitals(report: Report) -> list[str]:
@@ -98,14 +98,14 @@ def not_judged(report: Report) -> list[str]:
 
 def normality(report: Report) -> list[str]:
     """List the readings that deviate from a baseline or the peers; or report that all are as usual, or not compared."""
-    found = report.normality
+    comparison = report.normality
     alone = len(report.servers) == 1
-    unlike = [reading for reading in found.readings if reading.notable]
+    unlike = [reading for reading in comparison.readings if reading.notable]
     lines = [f"{'' if alone else f'{words.place(reading.subject)}: '}{normal_sentence(reading)}" for reading in unlike]
-    if found.readings and not unlike:
-        names = listed(list(dict.fromkeys(reading.measure for reading in found.readings)), most=5)
-        lines = [f"{names}: as usual at this load ({printable(found.file)})"]
-    return [*lines, *(f"not compared with {printable(found.file)}: {reason}" for reason in found.reasons)]
+    if comparison.readings and not unlike:
+        names = listed(list(dict.fromkeys(reading.measure for reading in comparison.readings)), most=5)
+        lines = [f"{names}: as usual at this load ({printable(comparison.file)})"]
+    return [*lines, *(f"not compared with {printable(comparison.file)}: {reason}" for reason in comparison.reasons)]
 
 
 def normal_sentence(reading: NormalReading) -> str:

@@ -76,21 +76,21 @@ class NodeGpus(NamedTuple):
         return min((gpu.verdict for gpu in self.gpus), key=[*states("gpu")].index)
 
 
-def render(seen: NodeGpus) -> str:
+def render(node: NodeGpus) -> str:
     """Render as plain text: the verdict of the host, a row for each GPU, what to do, who holds memory."""
-    kinds = Counter(gpu.info.get("name", "GPU that does not answer") for gpu in seen.gpus)
-    well = sum(STATUS[gpu.verdict] == 0 for gpu in seen.gpus)
+    kinds = Counter(gpu.info.get("name", "GPU that does not answer") for gpu in node.gpus)
+    well = sum(STATUS[gpu.verdict] == 0 for gpu in node.gpus)
     what = listed([f"{count} x {name}" for name, count in kinds.items()])
-    verdict, number = states("gpu")[seen.verdict], plural(len(seen.gpus), "GPU")
-    head = f"{verdict}  {seen.host}: {well} of {number} without an incident ({what})"
+    verdict, number = states("gpu")[node.verdict], plural(len(node.gpus), "GPU")
+    head = f"{verdict}  {node.host}: {well} of {number} without an incident ({what})"
     rows = [("GPU", "verdict", *_COLUMNS, "findings")]
-    for gpu in seen.gpus:
+    for gpu in node.gpus:
         cells = (quantity(gpu.values[of], unit) if of in gpu.values else "-" for of, unit in _COLUMNS.values())
         ids = ", ".join(dict.fromkeys(finding.id for finding in gpu.findings))
         rows.append((gpu.gpu, gpu.verdict, *cells, ids or "-"))
     lines = [*paragraph(head), "", *table(rows)]
     told: dict[GpuFinding, list[str]] = {}
-    for gpu in seen.gpus:
+    for gpu in node.gpus:
         for finding in gpu.findings:
             told.setdefault(finding, []).append(gpu.gpu)
     worst = sorted(told.items(), key=lambda item: -RANK[item[0].severity])
@@ -98,16 +98,16 @@ def render(seen: NodeGpus) -> str:
         lines += ["", *labelled(finding.severity.upper(), [f"GPU {listed(gpus)}: {finding.message}"])]
         lines += labelled("Do now", [finding.do] if finding.do else [])
     lines += [f"and {plural(len(worst) - MOST, 'more finding')} (--json)"] if len(worst) > MOST else []
-    holders = sorted(((held, gpu.gpu) for gpu in seen.gpus for held in gpu.processes), key=lambda one: -one[0].memory)
+    holders = sorted(((held, gpu.gpu) for gpu in node.gpus for held in gpu.processes), key=lambda one: -one[0].memory)
     texts = [
         f"GPU {gpu}: {gibibytes(held.memory, 1)} by process {held.pid} ({held.name or 'not visible here'}), {held.role}"
         for held, gpu in holders[:MOST]
     ]
-    unseen = dict.fromkeys(name for gpu in seen.gpus if gpu.verdict != "critical" for name in gpu.not_seen)
-    why = f"too short: {LOOK:.0f} s are needed" if seen.seconds + 2 < LOOK else "the driver does not tell"
+    unseen = dict.fromkeys(name for gpu in node.gpus if gpu.verdict != "critical" for name in gpu.not_seen)
+    why = f"too short: {LOOK:.0f} s are needed" if node.seconds + 2 < LOOK else "the driver does not tell"
     lines += ["", *labelled("Memory held", texts or ["by no process that the driver lists"])]
     lines += labelled("Not seen", [f"{listed(list(unseen))} ({why})"] if unseen else [])
-    return "\n".join([*lines, *labelled("Source", [f"the driver, for {quantity(seen.seconds, 'seconds')}"])]) + "\n"
+    return "\n".join([*lines, *labelled("Source", [f"the driver, for {quantity(node.seconds, 'seconds')}"])]) + "\n"
 
 
 DOCUMENT = Document(

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from diag import __version__
 from diag.core.contract import PUBLISHED
 from diag.core.formatting import escaped, plural
-from diag.lint.rule import LintFinding, LintReport, LintResult
+from diag.lint.rule import LintResult
 from diag.lint.rules import RULES
 from diag.report.documents import json_text
 from diag.report.markdown import escape, table
@@ -37,23 +37,16 @@ def _drawn(form: str, result: LintResult) -> str:
             levels={"error": "error", "warning": "warning", "info": "note"},
             commands={"error": "error", "warning": "warning", "info": "notice"},
             place=place,
-            text=_text,
+            text=lambda finding: escaped(". ".join(filter(None, (finding.message, finding.why, finding.fix)))),
             line=lambda report, finding: finding.line or report.line or 1,
             uri=lambda file: quote(PurePath(file).as_posix()),
-            fingerprint=_fingerprint,
+            fingerprint=lambda report, finding: sha256(  # it stays when lines move
+                "\0".join((report.file, report.place, finding.rule, finding.message)).encode()
+            ).hexdigest(),
             message=_message,
             property=lambda text: Markup(_message(text).replace(":", "%3A").replace(",", "%2C")),
         )
     )
-
-
-def _text(finding: LintFinding) -> str:
-    return escaped(". ".join(filter(None, (finding.message, finding.why, finding.fix))))
-
-
-def _fingerprint(report: LintReport, finding: LintFinding) -> str:
-    """Return a name that the same finding keeps when lines move."""
-    return sha256("\0".join((report.file, report.place, finding.rule, finding.message)).encode()).hexdigest()
 
 
 def _message(text: str) -> Markup:

@@ -9,7 +9,7 @@ from diag.diagnosis.report import Report
 from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import answers, count_verdicts, fleet_rows, merge_by_cause
-from diag.report.spans import ReportPart, Text, joined, spans
+from diag.report.spans import ReportPart, joined, spans
 from diag.report.tree import finding_parts, head_parts, report_parts
 
 MOST_QUOTES = 10
@@ -65,16 +65,13 @@ def drawn(parts: Iterable[ReportPart]) -> list[str]:
         elif part.name == "relaunch":
             blocks += [title, _block("", [pasted(joined(text)) for text in part.texts])]
         elif part.texts or part.parts:
-            items = [_inline(text) for text in (*part.texts, *(each.whole for each in part.parts))]
+            runs = map(spans, (*part.texts, *(inside.whole for inside in part.parts)))
+            items = [
+                "".join(code(pasted(run)) if role == "command" else escape(run) for run, role in text) for text in runs
+            ]
             listed = "\n".join([title, "", *(f"- {item}" for item in items)])
             blocks.append(listed if items[1:] or part.parts else f"{title} {items[0]}")
     return blocks
-
-
-def _inline(text: Text) -> str:
-    """Return a text with its commands as code."""
-    runs = spans(text)
-    return "".join(code(pasted(run)) if role == "command" else escape(run) for run, role in runs)
 
 
 def escape(text: str) -> str:

@@ -19,41 +19,42 @@ LABEL = 14
 _MARKS: dict[State, str] = {"fail": "FAIL", "warn": "WARN", "not checked": "not checked", "pass": "pass"}
 
 
-def render(found: Preflight, *, verbose: bool = False) -> str:
+def render(preflight: Preflight, *, verbose: bool = False) -> str:
     """Render as plain text, the worst first; without `verbose`, reasons and then the mildest findings are left out."""
     if verbose:
-        return "\n".join(_lines(found, reasons=STATES, most=len(found.results), every=True)) + "\n"
-    findings = len(found.of("fail")) + len(found.of("warn"))
+        return "\n".join(_lines(preflight, reasons=STATES, most=len(preflight.results), every=True)) + "\n"
+    findings = len(preflight.of("fail")) + len(preflight.of("warn"))
     forms: list[tuple[tuple[State, ...], int]] = [(("fail", "warn"), findings), (("fail",), findings)]
     forms += [((), most) for most in range(findings, -1, -1)]
-    drawn = (_lines(found, reasons=reasons, most=most) for reasons, most in forms)
-    shortest = _lines(found, reasons=(), most=0)
+    drawn = (_lines(preflight, reasons=reasons, most=most) for reasons, most in forms)
+    shortest = _lines(preflight, reasons=(), most=0)
     return "\n".join(next((lines for lines in drawn if len(lines) <= MOST_LINES), shortest)) + "\n"
 
 
-def _lines(found: Preflight, *, reasons: Sequence[str], most: int, every: bool = False) -> list[str]:
-    lines = paragraph(headline(found))
-    findings = (*found.of("fail"), *found.of("warn"))
+def _lines(preflight: Preflight, *, reasons: Sequence[str], most: int, every: bool = False) -> list[str]:
+    lines = paragraph(headline(preflight))
+    findings = (*preflight.of("fail"), *preflight.of("warn"))
     for result in findings[:most]:
         lines += ["", *_block(result, with_reason=result.state in reasons)]
     if most < len(findings):
         lines += ["", f"and {plural(len(findings) - most, 'more finding')} (--verbose)"]
     lines.append("")
     if every:
-        for result in (*found.of("not checked"), *found.of("pass")):
+        for result in (*preflight.of("not checked"), *preflight.of("pass")):
             lines += _block(result, with_reason=True)
     else:
-        lines += [line for label, texts in _folded(found) for line in labelled(label, texts, LABEL)]
+        lines += [line for label, texts in _folded(preflight) for line in labelled(label, texts, LABEL)]
     return [
         *lines,
         *labelled("more", ["diag explain ID explains a check; [preflight.ignore] in diag.toml drops one"], LABEL),
     ]
 
 
-def headline(found: Preflight) -> str:
+def headline(preflight: Preflight) -> str:
     """Return the answer with the counts: "NO GO  Qwen/Qwen3-8B with vLLM 0.32.0: 1 fail, 2 warn, 20 pass"."""
-    counts = (f"{len(found.of(state))} {state}" for state in STATES if found.of(state))
-    return f"{states('preflight')[found.answer]}  {found.target} with vLLM {found.version}: {', '.join(counts)}"
+    counts = (f"{len(preflight.of(state))} {state}" for state in STATES if preflight.of(state))
+    subject = f"{preflight.target} with vLLM {preflight.version}"
+    return f"{states('preflight')[preflight.answer]}  {subject}: {', '.join(counts)}"
 
 
 def _block(result: CheckResult, *, with_reason: bool) -> Iterator[str]:

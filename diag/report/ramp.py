@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from diag.core.formatting import number, plural, quantity
-from diag.diagnosis.proposals import Proposal
 from diag.ramp.analysis import Ramp
 from diag.ramp.plan import holds, why_unusable
 from diag.ramp.step import Step
@@ -22,7 +21,7 @@ from diag.report.markdown import drawn as drawn_in_markdown
 from diag.report.markdown import escape
 from diag.report.markdown import table as markdown_table
 from diag.report.plain_text import drawn
-from diag.report.spans import ReportPart, Text, label
+from diag.report.spans import ReportPart, label
 from diag.report.templates import pixels, shape
 from diag.report.tree import proposal_part
 
@@ -70,7 +69,8 @@ def _summary(ramp: Ramp) -> Iterator[ReportPart]:
             "Bound by", [f"{ramp.binds.name}: {ramp.binds.cause}" if ramp.binds.cause else ramp.binds.name]
         )
         yield ReportPart(label("evidence"), list(ramp.binds.evidence))
-        yield ReportPart("Change", [_change(proposal) for proposal in ramp.binds.proposals[:MOST_CHANGES]])
+        changes = map(proposal_part, ramp.binds.proposals[:MOST_CHANGES])
+        yield ReportPart("Change", [part._replace(parts=part.of("restart")).whole for part in changes])
     elif ramp.unusable:
         yield ReportPart("Bound by", [f"cannot tell: {ramp.unusable}"])
     elif ramp.saturated is None:
@@ -101,11 +101,6 @@ def _summary(ramp: Ramp) -> Iterator[ReportPart]:
         of = f"{short} of {plural(len(ramp.steps), 'step')} {verb} not count"
         notes.append(f"{of}: shorter than {number(0.6 * seconds)} s or fewer than 10 requests")
     yield ReportPart(label("note"), notes)
-
-
-def _change(proposal: Proposal) -> Text:
-    part = proposal_part(proposal)
-    return part._replace(parts=part.of("restart")).whole
 
 
 def _step_row(ramp: Ramp, step: Step) -> list[str]:

@@ -30,49 +30,49 @@ MOST_MODEL, MOST_GPU = 16, 14
 # -- two ramps, for every form -----------------------------------------------------------------------------------------
 
 
-def headline(found: RampComparison) -> str:
+def headline(ramps: RampComparison) -> str:
     """Return the verdict with the figures that decide it: "WORSE: ceiling 18.5 -> 11.6 requests/s (-37 %)"."""
-    if found.lost_ceiling:
+    if ramps.lost_ceiling:
         return "WORSE: no load is served inside the SLO any more"
     moved: dict[str, list[str]] = {"worse": [], "better": []}
-    for figure in found.rates:
+    for figure in ramps.rates:
         if figure.verdict in moved:
             moved[figure.verdict].append(f"{figure.name} {_values(figure)} ({_change(figure)})")
     for measure in MEASURES:
         for verdict, texts in moved.items():
-            figures = [f for f in found.latencies if f.name == measure and f.verdict == verdict]
+            figures = [f for f in ramps.latencies if f.name == measure and f.verdict == verdict]
             if figures:
                 at = f" at {number(figures[-1].rate or 0.0)} requests/s"
                 texts.append(f"p99 {measure} {_values(figures[-1])} ({_change(figures[-1])}){at}")
     parts = [(verdict, "; ".join(texts)) for verdict, texts in moved.items() if texts]
-    if found.verdict in REASONS:  # one latency of many may differ by chance
-        parts.insert(0, (found.verdict, REASONS[found.verdict]))
-    elif found.verdict == "better":
+    if ramps.verdict in REASONS:  # one latency of many may differ by chance
+        parts.insert(0, (ramps.verdict, REASONS[ramps.verdict]))
+    elif ramps.verdict == "better":
         parts.reverse()
     (verdict, decisive), *rest = parts
     return "; ".join([f"{verdict.upper()}: {decisive}", *(f"{name}: {reasons}" for name, reasons in rest)])
 
 
-def sections(found: RampComparison) -> Iterator[ReportPart]:
+def sections(ramps: RampComparison) -> Iterator[ReportPart]:
     """Return the parts of a comparison in their order."""
-    rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in found.rates]
+    rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in ramps.rates]
     yield ReportPart("Rates", head=("", "before -> after", "", ""), rows=rows)
     by_rate: dict[float, dict[str, str]] = {}
     remarks = {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}
-    for figure in found.latencies:
+    for figure in ramps.latencies:
         remark = f"({figure.why})" if figure.why else remarks.get(figure.verdict, "")
         cell = f"{_values(figure)} {_change(figure)} {remark}"
         by_rate.setdefault(figure.rate or 0.0, {})[figure.name] = " ".join(cell.split())
     head = ("at requests/s", *(f"{measure} p99" for measure in MEASURES))
     rows = [[number(rate), *(cells.get(each, "") for each in MEASURES)] for rate, cells in by_rate.items()]
     yield ReportPart("Latency", head=head, rows=rows)
-    then, now = (ramp.bound_by or "no limit found" for ramp in (found.before, found.after))
-    next_ = f"; next: {found.after.next}" if found.after.next else ""
+    then, now = (ramp.bound_by or "no limit found" for ramp in (ramps.before, ramps.after))
+    next_ = f"; next: {ramps.after.next}" if ramps.after.next else ""
     yield ReportPart("Bound by", [f"{now}{', as before' if now == then else f' (before: {then})'}{next_}"])
-    yield ReportPart("Changed", [difference.sentence for difference in found.differences] or ["nothing that is known"])
-    yield ReportPart("Cause", [cause_sentence(found)] if found.verdict == "worse" else [])
-    yield ReportPart("Not known", [f"for both ramps: {', '.join(found.unknown)}"] if found.unknown else [])
-    yield ReportPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (found.before, found.after)])
+    yield ReportPart("Changed", [difference.sentence for difference in ramps.differences] or ["nothing that is known"])
+    yield ReportPart("Cause", [cause_sentence(ramps)] if ramps.verdict == "worse" else [])
+    yield ReportPart("Not known", [f"for both ramps: {', '.join(ramps.unknown)}"] if ramps.unknown else [])
+    yield ReportPart("Compared", [f"{_when(ramp)}  {ramp.file}" for ramp in (ramps.before, ramps.after)])
 
 
 def summary(found: RampComparison) -> list[ReportPart]:
@@ -87,15 +87,15 @@ def cause(found: RampComparison) -> str:
     return found.differences[0].category if len(found.differences) == 1 else "several"
 
 
-def cause_sentence(found: RampComparison) -> str:
+def cause_sentence(ramps: RampComparison) -> str:
     """Return what may explain a worse ramp."""
-    missing = f"; not known for both: {', '.join(found.unknown)}" if found.unknown else ""
-    names = listed([difference.sentence for difference in found.differences], "; ", most=4)
-    if cause(found) == "none known":
+    missing = f"; not known for both: {', '.join(ramps.unknown)}" if ramps.unknown else ""
+    names = listed([difference.sentence for difference in ramps.differences], "; ", most=4)
+    if cause(ramps) == "none known":
         return f"release, flags, traffic and hardware are as before, as far as they are known{missing}"
-    if cause(found) == "several":
+    if cause(ramps) == "several":
         return f"changed together, cannot tell which: {names}{missing}"
-    return f"{found.differences[0].category}: {names}, the only known difference{missing}"
+    return f"{ramps.differences[0].category}: {names}, the only known difference{missing}"
 
 
 def _values(figure: ComparedFigure) -> str:

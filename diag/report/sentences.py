@@ -99,14 +99,14 @@ def period(diagnoses: Sequence[Diagnosis], report: Report, written_as: TimeForma
         return Period("", "", has_start=False)
     written_as = written_as or time_format(report)
     episodes = len(diagnoses[0].episodes) if len(diagnoses) == 1 else 1
-    shown = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
-    start = min(each.watched_since if each.since is None else each.since for each in shown)
-    is_cut = any(each.since is None for each in shown)
-    until = max(each.end or each.instants[-1] for each in shown)
+    last = diagnoses[0].one_by_one[-1:] if episodes > 1 else diagnoses
+    start = min(diagnosis.watched_since if diagnosis.since is None else diagnosis.since for diagnosis in last)
+    is_cut = any(diagnosis.since is None for diagnosis in last)
+    until = max(diagnosis.end or diagnosis.instants[-1] for diagnosis in last)
     lasted = quantity(until - start, "seconds") if until > start else ""
     times = f"episode {episodes}" if episodes > 1 else ""
     before = "before " if is_cut else ""
-    if not any(each.ongoing for each in shown):
+    if not any(diagnosis.ongoing for diagnosis in last):
         remarks = ", ".join(filter(None, (lasted and f"for {'at least ' if is_cut else ''}{lasted}", times)))
         held = before + written_as.span(start, until)
         told = ended(until, report)
@@ -304,25 +304,25 @@ def shared(report: Report) -> list[str]:
     ]
 
 
-def shared_sentence(found: SharedLabel, report: Report, subject: str = "") -> str:
+def shared_sentence(shared: SharedLabel, report: Report, subject: str = "") -> str:
     """Return the label and its counts: 'all 40 have pool="b"; 0 of the 60 healthy servers do'.
 
     Servers are not called healthy if something could not be judged. An incident that goes on at no server has ended.
     Without another `subject` the incident has its title.
     """
-    subject = subject or titles([found.incident], report)[0]
-    several = [each.diagnosis for each in report.present if each.diagnosis.incident.id == found.incident]
+    subject = subject or titles([shared.incident], report)[0]
+    several = [finding.diagnosis for finding in report.present if finding.diagnosis.incident.id == shared.incident]
     ended = " (ended)" if several and not any(diagnosis.ongoing for diagnosis in several) else ""
-    ill = f"all {found.ill:,}" if found.ill_with == found.ill else f"{found.ill_with:,} of {found.ill:,}"
-    if found.property.kind == "hour":
-        start, _, end = found.value.partition("-")
+    ill = f"all {shared.ill:,}" if shared.ill_with == shared.ill else f"{shared.ill_with:,} of {shared.ill:,}"
+    if shared.property.kind == "hour":
+        start, _, end = shared.value.partition("-")
         return f"{subject} began between {start} and {end} UTC on {ill} servers."
-    labels = [shared_label(item, value) for item, value in found.also]
+    labels = [shared_label(item, value) for item, value in shared.also]
     also = f" (also {listed(labels)})" if labels else ""
-    have = HAVE.get(found.property.kind, "have ") + shared_label(found.property, found.value)
+    have = HAVE.get(shared.property.kind, "have ") + shared_label(shared.property, shared.value)
     others = "servers without an incident" if report.not_judged else "healthy servers"
-    healthy = f"{found.healthy_with:,} of the {found.healthy:,} {others} do"
-    return f"{subject} on {found.ill:,} servers{ended}: {ill} {have}{also}; {healthy}."
+    healthy = f"{shared.healthy_with:,} of the {shared.healthy:,} {others} do"
+    return f"{subject} on {shared.ill:,} servers{ended}: {ill} {have}{also}; {healthy}."
 
 
 def shared_label(item: Property, value: str) -> str:

@@ -516,6 +516,25 @@ def test_a_part_is_evaluated_where_its_value_is_asked_for(part: str, text: str, 
         assert answers(by_parts) == answers(evaluate(whole.written_out(), samples, np.array([15_000])))
 
 
+@pytest.mark.parametrize(
+    ("text", "is_needed"),
+    [
+        ("tokens_now * missing_now", False),
+        ("tokens_now and on (a) missing_now", False),
+        ("tokens_now OR missing_now", True),
+        ("tokens_now unless missing_now", True),
+        ("tokens_now + scalar(missing_now)", True),
+    ],
+)
+def test_nothing_is_parsed_where_a_part_is_missing_that_any_result_needs(text: str, is_needed: bool) -> None:
+    refused, missing = Formula("tokens_now", "tokens @ 0", {}), Formula("missing_now", "rate(missing[5m])", {})
+    whole = Formula("", text, {"tokens_now": refused, "missing_now": missing})
+    evaluator = Evaluator(Samples([series("tokens", [1.0, 1.0])]))
+    assert evaluator.may_hold(whole) == is_needed
+    longer = Formula("", "sum(whole) / 2", {"whole": whole})
+    assert evaluator.may_hold(longer) == is_needed
+
+
 def test_the_name_of_a_part_in_a_string_stays() -> None:
     quoted = Formula("", f'label_replace({RATE.name}, "a", "{RATE.name}", "", "")', {RATE.name: RATE})
     assert f'"{RATE.name}"' in quoted.written_out({RATE.name: "other"})

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 from diag.core.metric_families import Sample
 from diag.exporter.gpu import amdsmi
@@ -87,7 +86,12 @@ class AmdGpu(ListedGpu[AmdDevice]):
             free = None if total is None or used is None else max(total - used, 0.0)
             values["diag_gpu_memory_free_bytes", ()] = free
         listed = device.ask("amdsmi_get_gpu_process_list")
-        self.processes = None if listed is None else dict(_processes(listed))
+        memory: dict[int, int | None] = {}
+        for process in listed or ():
+            held = number(process.get("memory_usage", {}).get("vram_mem"))
+            if process.get("pid") and (held is None or held >= LEAST_HELD):
+                memory[int(process["pid"])] = None if held is None else int(held)
+        self.processes = None if listed is None else memory
         return self._samples(values)
 
     def is_named(self, names: Sequence[str]) -> bool:
@@ -256,13 +260,6 @@ def _generation(device: AmdDevice, *keys: str) -> float | None:
 def _temperature(device: AmdDevice, sensor: str, metric: str) -> float | None:
     args = [("AmdSmiTemperatureType", sensor), ("AmdSmiTemperatureMetric", metric)]
     return device.number("amdsmi_get_temp_metric", args=args)
-
-
-def _processes(listed: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, int | None]]:
-    for process in listed:
-        held = number(process.get("memory_usage", {}).get("vram_mem"))
-        if process.get("pid") and (held is None or held >= LEAST_HELD):
-            yield int(process["pid"]), None if held is None else int(held)
 
 
 def _identified(index: int, device: AmdDevice, known: Mapping[str, AmdGpu]) -> AmdGpu:

@@ -148,6 +148,8 @@ def add_to_signal(line: str, fields: dict[str, Any], names: Mapping[str, Any]) -
 
 def filled(text: str, names: Mapping[str, Any], is_text: bool = False) -> str:
     """Return a text with what its places stand for; a word in lower case is none in a text."""
+    if "{" not in text:
+        return text
 
     def meant(word: str) -> Any:
         first, *attributes = word.split(".")
@@ -171,7 +173,7 @@ def filled(text: str, names: Mapping[str, Any], is_text: bool = False) -> str:
         texts = [meant(text) for key, text in words if not key]
         return str(value(*texts, **{key: meant(text) for key, text in words if key}))
 
-    return _PLACE.sub(put, text) if "{" in text else text
+    return _PLACE.sub(put, text)
 
 
 def configured(setting: str) -> str:
