@@ -322,7 +322,7 @@ def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = Fal
     for line in filter(None, map(WORDS.complains.match, context.nearby.splitlines()[: -MOST_COMPLAINTS - 1 : -1])):
         text = (line["said"] or line["text"]).strip()
         text = bare(text)
-        told, seen = known_failure([text], version, ""), printable(hidden(text), MOST_SEEN)
+        told, seen = known_failure([text], version, "", context=context), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
             return told._replace(seen=seen)
         if is_alone and not (last or line["warning"] or WORDS.says_nothing.search(text)) and _said(text):

@@ -46,7 +46,7 @@ SAME_END = 600.0
 """Seconds between what another program logged and the end that it may have brought about."""
 MOST_ENDS, SKEW = 500, 120.0
 """Last lines whose times refute a zone, and seconds by which clocks may differ."""
-DATED = re.compile(r".{0,60}?\b(?P<year>20\d\d)-(?P<day>\d\d-\d\d)[ T]\d\d:\d\d:\d\d")
+DATED = re.compile(r".{0,120}?\b(?P<year>20\d\d)-(?P<day>\d\d-\d\d)[ T]\d\d:\d\d:\d\d")
 YEARLESS = re.compile(r".{0,80}?\b(?:INFO|WARNING|ERROR) (\d\d-\d\d) \d\d:\d\d:\d\d \[?\w")
 """The time of a library's line (LMCache, Ray), which has a year, and of vLLM's, which has none."""
 HALF_A_YEAR = timedelta(days=183)
