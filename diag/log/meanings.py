@@ -102,7 +102,10 @@ class LineMeanings:
         if frame := frame_of(line.text):
             self._frame_printed = frame
         elif MARKS.lone.match(line.text) or (self._frame_printed and MARKS.exception.match(line.text)):
-            self._server.lines[ANSWERS], self._frame_printed = (line, at, " < ".join(filter(None, (self._frame_printed, line.source)))), ""
+            self._server.lines[ANSWERS], self._frame_printed = (
+                (line, at, " < ".join(filter(None, (self._frame_printed, line.source)))),
+                "",
+            )
             self._server.complaint = None
 
     def note_complaint(self, line: ParsedLine, at: float) -> None:
