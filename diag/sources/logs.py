@@ -75,21 +75,21 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
             others.append(f"{printable(text.name)} is a log of {other}, not of vLLM: {ONLY_JUDGES}")
             continue
-        text = text._replace(written=_year_end(lines, text.written))
-        its_zone, remark = fitting_zone(lines, zone, text.written)
+        written = _year_end(lines, text.written)
+        its_zone, remark = fitting_zone(lines, zone, written)
         log, target = ServerLog(its_zone, text.path), Target(text.name)
-        _play(log, lines, its_zone, text.written, target)
+        _play(log, lines, its_zone, written, target)
         if log.latest is None:
             empty.append(f"{printable(text.name)} has no text: there is nothing to judge")
             continue
         cut = (f"of {text.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
         is_timed = log.current.clock.newest > 0
-        notes = (*(cut if text.last else ()), *remark, *_year_note(lines, its_zone, text.written))
+        notes = (*(cut if text.last else ()), *remark, *_year_note(lines, its_zone, written))
         notes += () if is_timed else (f"no line of {text.name} has a time: any time told is that of the file",)
         origin = Origin("log", printable(text.name), every=EVERY, notes=notes)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
-        near = nearby(lines, log.current.states.reason_number, its_zone, text.written)
+        near = nearby(lines, log.current.states.reason_number, its_zone, written)
         texts, numbers = "\n".join(line.text for line in near), tuple(line.number for line in near)
         context = ending.context._replace(nearby=texts, numbers=numbers)
         endings = {text.name: ending._replace(context=context, is_timed=is_timed)}
