@@ -389,7 +389,7 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
             what = f"{ended}; the last error" if ending.refused > 1 else "a request failed"
             yield f"{what}{place}: {line.text.removesuffix('.')}."
-            if failure and (ending.failed or ending.state == "lost"):
+            if failure and (ending.failed or ending.state == "lost" or failure.is_decided):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()
     if ending.failed and all(line.event != ANSWERS for line in ending.lines):

@@ -254,15 +254,19 @@ def known_failure(
     for failure in table():
         tiers[0 if failure.has_context else tier_of.get(failure.file, 3 if failure.generic else 1)].append(failure)
     spare: KnownFailure | None = None
+    is_late, says_little = WORDS.late.search(texts[0]), bool(beside) or bool(WORDS.call_failed.search(texts[0]))
+    places = (kind for kind in tiers[4] if kind.basis != "guess" and not kind.by_owner and not is_late)
+    has_place = any(kind.values(texts[0], frames, context) is not None for kind in places)
     for number, kinds in enumerate(tiers):
-        says_little = bool(beside) or bool(WORDS.call_failed.search(texts[0]))
-        if number == (1 if says_little else 2) and (
+        if number == (1 if says_little else 4) and (
             told := told_by_others(context, version, (OTHERS, THREADS)[: 1 + says_little], texts[0])
-        ):
-            return told
+        ):  # an error that has words is not that of another program: its line is a guess
+            return told if says_little else told._replace(basis="guess")
         if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
             texts, frames = _with_source(texts, raised, context, version), frames or f"{raised.module}:"
         for text, failure in itertools.product([*texts, *(beside if number <= 1 else ())], kinds):
+            if has_place and failure.file != PLACES and failure.basis == "guess" and not failure.frames:
+                continue
             values = failure.values(text, frames, context)
             if values is not None and failure.applies_to(version, model):
                 kernel = kernel_of(frames, text) if failure.by_owner else None
@@ -329,7 +333,7 @@ def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = Fal
     for line in filter(None, map(WORDS.complains.match, context.nearby.splitlines()[: -MOST_COMPLAINTS - 1 : -1])):
         text = (line["said"] or line["text"]).strip()
         text = bare(text)
-        told, seen = known_failure([text], version, ""), printable(hidden(text), MOST_SEEN)
+        told, seen = known_failure([text], version, "", context=context), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
             return told._replace(seen=seen)
         if is_alone and not (last or line["warning"] or WORDS.says_nothing.search(text)) and _said(text):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from diag.core.declarations import PACKAGE
 
 FEWEST = 14
-"""Characters of the fixed parts of a message that tell it."""
+"""Characters of the fixed parts of a message that tell it; without frames it has to be twice as long."""
 FEWEST_GAPS = 2
 """Spaces in a message that is a sentence."""
 _CLASS = re.compile(r"(?m)^(?:[\w.]{1,120}\.)?(?P<name>[A-Z]\w{2,80}): ")
@@ -69,7 +69,7 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
         if not frames or f"/{error.module.rpartition('/')[2]}:" in frames
     ]
     length, longest = max(shown, key=lambda each: each[0], default=(0, None))
-    if length >= FEWEST:
+    if length >= (FEWEST if frames else 2 * FEWEST):
         return longest
     module = frames.partition(":")[0]
     is_own = module.startswith("vllm/") and name["name"] in _OWN and message.count(" ") >= FEWEST_GAPS

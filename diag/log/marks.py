@@ -37,6 +37,7 @@ class Marks(NamedTuple):
     stopped: re.Pattern[str]
     says_end: re.Pattern[str]
     heading: re.Pattern[str]
+    wrapped: re.Pattern[str]
     wrapper: re.Pattern[str]
     detail: re.Pattern[str]
     validation: re.Pattern[str]

@@ -86,7 +86,8 @@ class LineMeanings:
         says_failure = pattern is not None and pattern.kind in ("event", "fatal")
         self._server.run.is_of_script |= self._server.writers.note(line, says_failure)
         if line.level == RAW and line.form == "line" and MARKS.ended_from_outside.match(line.text):
-            self._server.run.ended_from_outside, self._server.last_text = True, line.text
+            self._server.run.ended_from_outside = True
+            self._server.last_text = self._server.last_text if self._server.run.is_interrupted else line.text
         elif line.source:
             self._server.run.ended_from_outside = False
         if line.source or (pattern is not None and pattern.kind == "stage"):
@@ -101,7 +102,10 @@ class LineMeanings:
         if frame := frame_of(line.text):
             self._frame_printed = frame
         elif MARKS.lone.match(line.text) or (self._frame_printed and MARKS.exception.match(line.text)):
-            self._server.lines[ANSWERS], self._frame_printed = (line, at, self._frame_printed), ""
+            self._server.lines[ANSWERS], self._frame_printed = (
+                (line, at, " < ".join(filter(None, (self._frame_printed, line.source)))),
+                "",
+            )
             self._server.complaint = None
 
     def note_complaint(self, line: ParsedLine, at: float) -> None:

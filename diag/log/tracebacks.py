@@ -217,12 +217,18 @@ class TracebackTracker:
     def __init__(self) -> None:
         self.unannounced: ErrorLine | None = None
         self.stopped: ErrorLine | None = None
+        self._wrapped: ErrorLine | None = None
         self._open: dict[_Key, _Traceback] = {}
         self._announced: dict[_Key, str] = {}
 
     def read(self, line: ParsedLine, at: float) -> ErrorLine | None:
         """Return the exception that ended a process, at its own line; the lines below it may still add to its text."""
         self.unannounced = self.stopped = None
+        wrapped, self._wrapped = self._wrapped, None
+        if wrapped and line.level == RAW and not line.process and MARKS.wrapped.match(line.text):
+            wrapped.add(line.text)
+            self._wrapped = wrapped
+            return None
         if line.level not in FAILED:
             return None
         key = (line.process, line.pid, line.source, line.level)
@@ -264,6 +270,7 @@ class TracebackTracker:
             error.is_lone, error.announced = False, self._announced.pop(key)
             return error
         if error.is_lone and MARKS.heading.match(error.text):  # its reason follows
+            self._wrapped = error
             self._open[key] = _Traceback("", False, has_head=False, in_frames=False, error=error)
         if len(self._announced) >= MOST_OPEN:
             self._announced.clear()

@@ -46,6 +46,10 @@ SAME_END = 600.0
 """Seconds between what another program logged and the end that it may have brought about."""
 MOST_ENDS, SKEW = 500, 120.0
 """Last lines whose times refute a zone, and seconds by which clocks may differ."""
+DATED = re.compile(r".{0,120}?\b(?P<year>20\d\d)-(?P<day>\d\d-\d\d)[ T]\d\d:\d\d:\d\d")
+YEARLESS = re.compile(r".{0,80}?\b(?:INFO|WARNING|ERROR) (\d\d-\d\d) \d\d:\d\d:\d\d \[?\w")
+"""The time of a library's line (LMCache, Ray), which has a year, and of vLLM's, which has none."""
+HALF_A_YEAR = timedelta(days=183)
 YEAR_IS_SURE = 30 * 86_400.0
 """Seconds between the last line and the moment at which the file was written, up to which the year is not in doubt."""
 DUE = 0.9
@@ -71,20 +75,21 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
             others.append(f"{printable(text.name)} is a log of {other}, not of vLLM: {ONLY_JUDGES}")
             continue
-        its_zone, remark = fitting_zone(lines, zone, text.written)
+        written = _year_end(lines, text.written)
+        its_zone, remark = fitting_zone(lines, zone, written)
         log, target = ServerLog(its_zone, text.path), Target(text.name)
-        _play(log, lines, its_zone, text.written, target)
+        _play(log, lines, its_zone, written, target)
         if log.latest is None:
             empty.append(f"{printable(text.name)} has no text: there is nothing to judge")
             continue
         cut = (f"of {text.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
         is_timed = log.current.clock.newest > 0
-        notes = (*(cut if text.last else ()), *remark, *_year_note(lines, its_zone, text.written))
+        notes = (*(cut if text.last else ()), *remark, *_year_note(lines, its_zone, written))
         notes += () if is_timed else (f"no line of {text.name} has a time: any time told is that of the file",)
         origin = Origin("log", printable(text.name), every=EVERY, notes=notes)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
-        near = nearby(lines, log.current.states.reason_number, its_zone, text.written)
+        near = nearby(lines, log.current.states.reason_number, its_zone, written)
         texts, numbers = "\n".join(line.text for line in near), tuple(line.number for line in near)
         context = ending.context._replace(nearby=texts, numbers=numbers)
         endings = {text.name: ending._replace(context=context, is_timed=is_timed)}
@@ -93,6 +98,18 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     if aside and not observations:
         raise (BadRecording if empty else Unreachable)("; ".join(aside))
     return [replace(seen, notes=(*seen.notes, *(() if at else aside))) for at, seen in enumerate(observations)]
+
+
+def _year_end(lines: Sequence[Line], written: float) -> float:
+    """Return the moment at which a log was written, or half a year after the day whose year a library's line tells."""
+    ends = [line.text[:LONGEST_NEARBY] for line in lines[-MOST_UNTIMED:]]
+    days = {vllm[1] for vllm in map(YEARLESS.match, ends) if vllm}
+    dated = next((day for day in map(DATED.match, reversed(ends)) if day and day["day"] in days), None)
+    try:
+        day = datetime.fromisoformat(f"{dated['year']}-{dated['day']}") if dated else None
+    except ValueError:
+        return written
+    return min(written, (day + HALF_A_YEAR).timestamp()) if day else written
 
 
 def _times(parser: LineParser, text: str, written: float) -> Iterator[float]:

@@ -23,6 +23,17 @@ TORN = [
     V0 + FRAME.format("vllm/engine/multiprocessing/engine.py", "from_engine_args"),
     V0 + "    return x",
 ]
+WRAPPED = (
+    "ValueError: The decoder prompt contains a(n) image item with",
+    "length 6105, which exceeds the pre-allocated encoder cache size 6084. Please",
+    "reduce the input size or increase the encoder cache size by setting",
+    "--limit-mm-per-prompt at startup.",
+)
+PLATFORM = "INFO 05-20 20:12:25 [__init__.py:252] {}"
+NUMA = "RuntimeError: NUMA binding was requested, but vLLM could not detect the GPU-to-NUMA topology automatically. Pass --numa-bind-nodes explicitly or disable --numa-bind."
+LMCACHE = [
+    "[2025-04-02 18:42:41,553] LMCache DEBUG: Evicting 1 chunk from gpu memory (gpu_storage_backend.py:268:lmcache)"
+]
 WAITS = "(EngineCore_DP0 pid=9) INFO 10-01 14:35:16 [ray_utils.py:240] Waiting for creating a placement group of specs for 10 seconds."
 CANCELLED = "slurmstepd: error: *** JOB 1112356 ON n15a CANCELLED AT 2025-10-01T14:35:57 ***"
 SHM = "(EngineCore pid=2025) INFO 08-13 11:{}:02 [shm_broadcast.py:802] No available shared memory broadcast block found in 60 seconds."
@@ -106,6 +117,14 @@ def told(folder: Path, lines: list[str]) -> str:
         ([FREE[0], "INFO 04-02 18:42:42 [x.py:1] next"], "is less than", "asks for 103.38"),
         ([f"{V0}size_k must divisible by BLOCK_SIZE_K", *TORN], "BLOCK_SIZE_K, and --tensor-parallel-size", "without an error"),
         ([f"2025-05-30 18:28:27.890 | {text}" for text in (FRAME.format("vllm/model_executor/layers/linear.py", "apply"), "    return x", "RuntimeError: CUDA error: no kernel image is available for execution on the device")], "startup_failed", "CANNOT TELL"),
+        ([f"{API}{WRAPPED[0]}", *WRAPPED[1:], ENGINE.format("core.py:1101", "EngineCore encountered a fatal error.")], "--max-num-batched-tokens 6105", "livenessProbe"),
+        # a platform, a parent's line, a component's frames; a library's line has the year
+        ([PLATFORM.format("No platform detected, vLLM is running on UnspecifiedPlatform")], "runtimeClassName nvidia", "neither a start"),
+        ([PLATFORM.format("Automatically detected platform cuda.")], "during a start", "runtimeClassName"),
+        ([RAISED, FRAME.format("vllm/utils/numa_utils.py", "_get_numa_node"), NUMA, "srun: error: n1: task 0: Exited with exit code 1"], "Start without --numa-bind", "Slurm ends the others"),
+        ([*LMCACHE, *STARTS, ENGINE.format("core.py:1", FRAME.format("lmcache/v1/cache_engine.py", "retrieve")), ENGINE.format("core.py:1", "AttributeError: 'NoneType' object has no attribute 'tensor'")], "another release's scheduler", "kubelet"),
+        ([*LMCACHE, *STARTS, NO_BLOCKS], "2025-04-02 18:42:42", "2026-04-02"),
+        ([LMCACHE[0].replace("04-02", "03-02"), *STARTS, NO_BLOCKS], "2026-04-02 18:42:42", "2025-04-02"),
         # the engine's lines are missing
         (["(Worker_TP0 pid=160) INFO 05-20 20:54:32 [multiproc_executor.py:775] Parent process exited, terminating worker queues", *DIED], "the engine's own, which name the cause, are missing", "Ruled out"),
         ([CUDA_TAIL, *DIED], "the log begins below the line 'Assertion", "are missing"),
