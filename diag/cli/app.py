@@ -534,7 +534,9 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # names of files need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = _load_command(sys.argv[1:2])(prog_name="diag", standalone_mode=False)
+        named = copy(app)  # with the named command alone, if it exists: building the options of all takes 10 ms
+        named.registered_commands = [one for one in app.registered_commands if [one.name] == sys.argv[1:2]]
+        status = (named if named.registered_commands else app)(prog_name="diag", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
         context = getattr(error, "ctx", None)
@@ -582,10 +584,3 @@ def _mistake(error: Exception) -> str:
     except Exception as another:  # noqa: BLE001  the defect itself is reported
         return executed(another, PACKAGE)
     return ""
-
-
-def _load_command(name: list[str]) -> typer.Typer:
-    """Return the app with only the named command, if it exists: building the options of all takes 10 ms."""
-    loaded = copy(app)
-    loaded.registered_commands = [registered for registered in app.registered_commands if [registered.name] == name]
-    return loaded if loaded.registered_commands else app

@@ -31,10 +31,8 @@ class _Words(SimpleNamespace):
     """Regular expressions of the texts of failures and of advice (failure_words.toml), read when one is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        if not vars(self):
-            vars(self).update(read(PACKAGE / "knowledge" / "failure_words.toml", dict[str, re.Pattern[str]]))
-            return getattr(self, name)
-        raise AttributeError(name)
+        vars(self).update(read(PACKAGE / "knowledge" / "failure_words.toml", dict[str, re.Pattern[str]]))
+        return vars(self)[name]
 
 
 WORDS = _Words()
