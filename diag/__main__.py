@@ -1,12 +1,7 @@
 """Starts the command, also as `python -m diag`: Ctrl-C ends it without a traceback while its parts are still loaded."""
 
-import atexit
 import gc
-import os
 import signal
-import sys
-import threading
-from contextlib import suppress
 
 
 def main() -> None:
@@ -20,16 +15,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app.main()
-    except SystemExit as end:
-        if threading.active_count() == 1:
-            atexit._run_exitfuncs()
-            with suppress(OSError):
-                for stream in filter(None, (sys.stdout, sys.stderr)):
-                    stream.flush()
-                os._exit(int(end.code or 0))  # Python would first take everything apart that a diagnosis made
-        raise
     finally:
-        gc.freeze()  # the interpreter's last collection would visit all of it
+        gc.freeze()  # the interpreter's last collection would visit everything that a diagnosis made
 
 
 if __name__ == "__main__":

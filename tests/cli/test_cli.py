@@ -265,16 +265,6 @@ def test_a_diagnosis_is_one_thread_however_many_cores_there_are() -> None:
     assert done.stdout.splitlines()[-1] == "1"
 
 
-def test_an_early_end_runs_what_was_registered_for_it_and_waits_for_threads() -> None:
-    late = "atexit.register(lambda: print('registered'))"
-    thread = "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread'))).start()"
-    for before, last in ((late, "registered"), (thread, "thread")):
-        program = f"import atexit, threading; {before}; from diag.__main__ import main; main()"
-        command = [sys.executable, "-c", program, "doctor", CASCADE, "--quiet"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (2, last, "")
-
-
 def test_label_cannot_send_escape_sequences_to_the_terminal(tmp_path: Path) -> None:
     evil = "host\x1b[2J\x07:8000"
     page = 'vllm:num_requests_running{engine="\x1b[31m0\\n",model_name="m"} 1\n'
