@@ -169,8 +169,12 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
 
     diagnoses: list[Diagnosis] = []
     for incident in incidents:
-        slow = [one for burning, window in slow_burns(incident, queries) for one in _decide(burning, window, queries)]
-        burning = {diagnosis.subject: diagnosis for diagnosis in slow if diagnosis.ongoing}
+        burning = {  # what rose suddenly is told after its end, too: no long window has to remember it
+            one.subject: one
+            for slow, window in slow_burns(incident, queries)
+            for one in _decide(slow, window, queries)
+            if one.ongoing or (one.state == "present" and slow in incident.rising)
+        }
         for diagnosis in _decide(incident, queries.window(incident), queries):
             decided = diagnosis if diagnosis.state == "present" else burning.get(diagnosis.subject, diagnosis)
             if decided.state == "present":

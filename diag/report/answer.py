@@ -202,6 +202,8 @@ def headlines(report: Report) -> list[Headline]:
             for part in coverage.suspected(report)
         ]
     verdict, lists = "HEALTHY", {} if report.verdict == "healthy" else {"ignored": coverage.ignored(report)}
+    if report.verdict in ("healthy", "no_incident"):
+        lists |= {"over": coverage.over(report)}
     if report.verdict == "unknown":
         verdict = "CANNOT TELL"
     if report.verdict == "no_incident":

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import TimeFormat, escaped, listed, moment, number, plural, printable, quantity
+from diag.core.incident import RANK
 from diag.core.metric_prefix import relabelling
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
@@ -256,6 +257,12 @@ def suspected(report: Report) -> list[Undecided]:
 def ignored(report: Report) -> list[str]:
     """List the incidents that are present and that diag.toml accepts."""
     return list(dict.fromkeys(each.incident.id for each in report.health.ignored))
+
+
+def over(report: Report) -> list[str]:
+    """List the incidents with an impact that were seen and have ended."""
+    ended = (finding.diagnosis.incident for finding in report.present if not finding.diagnosis.ongoing)
+    return list(dict.fromkeys(incident.id for incident in ended if RANK[incident.severity]))
 
 
 def in_brackets(**lists: list[str]) -> str:

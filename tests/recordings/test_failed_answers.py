@@ -14,6 +14,7 @@ from diag.commands.observe import ObserveOptions
 from diag.diagnosis.progress import Liveness
 from diag.diagnosis.report import Report
 from diag.knowledge.signals.answers import ROUTES
+from diag.report.coverage import over
 
 Counters = Callable[[float], str]
 """The counters of HTTP answers so many seconds after the first scrape."""
@@ -111,6 +112,20 @@ def test_a_share_below_the_fast_burn_is_told_if_it_rose_suddenly(
     without = partial(re.sub, r"http_requests[^\n]*\n", "")
     report = judged(tmp_path, counters, "healthy", without)
     assert (state(report, FAILING), FAILING in present(report)) == (expected, expected == "present")
+
+
+@pytest.mark.parametrize(("failed", "is_told"), [(4, True), (1, False)], ids=["a fifth", "a twentieth, briefly"])
+def test_a_wave_of_errors_that_is_over_is_told(tmp_path: Path, failed: int, is_told: bool) -> None:
+    """For three minutes some of 20 answers in 10 s fail; then none does for seven minutes."""
+    pages = []
+    for at, (_, host, page) in enumerate(([*rewriting.scrapes("healthy")] * 3)[:90]):
+        text = re.sub(r"(http_requests|process_start)[^\n]*\n", "", page)
+        lost = failed * min(max(at - 30, 0), 18)
+        pages.append((1.7e9 + 10 * at, host, text + answers("2xx", 5000 + 20 * at - lost) + answers("5xx", lost)))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    told = [each.diagnosis for each in report.present if each.diagnosis.incident.id == FAILING]
+    assert [(each.severity, each.ongoing) for each in told] == [("info", False)] * is_told
+    assert (FAILING in over(report)) == is_told
 
 
 def test_few_answers_of_which_some_fail_are_unknown(tmp_path: Path) -> None:

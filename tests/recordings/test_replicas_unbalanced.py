@@ -1,6 +1,8 @@
 """A replica that holds far more than its peers is named, and nobody else: not an even fleet, a full one, a standby."""
 
+import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from support import rewriting as re
 from support.sampling import some
+from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -189,3 +192,70 @@ def test_deferred_requests_are_no_load_to_balance(tmp_path: Path) -> None:
 
     transfers = re.changed(server(HOT), deferred)
     assert named(judged(tmp_path, re.side_by_side(transfers, server(EVEN), server(EVEN)))) == []
+
+
+def fleet(*kinds: Limits, rate: float = 2.5, prompts: tuple[int, ...] = ()) -> list[re.Scrape]:
+    """Engines of one model that all get requests at the same rate, scraped every 5 s for 6 min."""
+    begun = 1_795_000_000.0
+
+    def pages(number: int, limits: Limits) -> Iterable[re.Scrape]:
+        draw, engine = random.Random(number), Engine(limits, begun - 3600)
+        engine.now = at = begun
+        prompt = prompts[number] if prompts else 300
+        while (at := at + draw.expovariate(rate)) < begun + 360:
+            engine.send(Request(at, prompt, 1 if limits.connector == "kv_producer" else draw.randint(60, 140)))
+        for time in range(5, 360, 5):
+            engine.run(begun + time)
+            yield begun + time, "v:8000", page([engine])
+
+    return re.side_by_side(*(pages(number, limits) for number, limits in enumerate(kinds)))
+
+
+EVEN_KIND, SLOW = Limits(), Limits(step=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "prompts", "names"),
+    [
+        ((EVEN_KIND, EVEN_KIND, SLOW, EVEN_KIND), (), ["r2:8000"]),
+        ((EVEN_KIND, SLOW), (), ["r1:8000"]),
+        ((EVEN_KIND, EVEN_KIND, Limits(step=0.03), EVEN_KIND), (), []),  # a little slower
+        ((Limits(token=0.0002),) * 4, (300, 300, 1200, 300), []),  # longer prompts
+        ((SLOW, SLOW, SLOW), (), []),  # all of them are of this kind
+    ],
+    ids=["slow", "a slow one of two", "a little slower", "longer prompts", "all slow"],
+)
+def test_a_slow_replica_is_told_before_requests_wait(
+    tmp_path: Path, kinds: tuple[Limits, ...], prompts: tuple[int, ...], names: list[str]
+) -> None:
+    """It takes as many requests as its peers, and has a free place for each of them."""
+    report = judged(tmp_path, fleet(*kinds, prompts=prompts))
+    assert named(report) == names
+    texts = [
+        proposal.text for each in report.present if each.diagnosis.incident.id == ID for proposal in each.proposals
+    ]
+    assert [text.startswith("Find why this replica is slower") for text in texts[:1]] == [True] * len(names)
+
+
+def test_a_decode_server_is_no_peer_of_a_prefill_server(tmp_path: Path) -> None:
+    """The prefill server cannot follow: nobody can take its requests."""
+    prefill = Limits(connector="kv_producer", max_num_seqs=2, step=1.2)
+    report = judged(tmp_path, fleet(prefill, Limits(connector="kv_consumer")))
+    assert named(report) == []
+
+
+def test_two_decode_servers_are_peers(tmp_path: Path) -> None:
+    decode = Limits(connector="kv_consumer")
+    prefill = Limits(connector="kv_producer")
+    report = judged(tmp_path, fleet(decode, replace(decode, max_num_seqs=2), prefill, decode))
+    assert named(report) == ["r1:8000"]
+
+
+@pytest.mark.parametrize(("blocks", "is_told"), [(400, True), (20_000, False)])
+def test_a_replica_with_a_smaller_kv_cache_is_told_so(tmp_path: Path, blocks: int, is_told: bool) -> None:
+    """Requests wait for its KV cache, or for its sequence cap while the KV cache has room."""
+    small = Limits(num_gpu_blocks=blocks, max_num_seqs=128 if is_told else 3)
+    report = judged(tmp_path, fleet(Limits(), small, Limits(), rate=4.0, prompts=(900, 900, 900)))
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == ID)
+    assert named(report) == ["r1:8000"]
+    assert finding.proposals[0].text.startswith("Give this replica the KV cache of its peers") == is_told

@@ -8,10 +8,11 @@ what is usual; with two, the other engine does.
 
 from diag.core.incident import GROUP, judged
 from diag.core.log_events import EXPERT_BALANCE, SHM_BROADCAST_WAIT
-from diag.knowledge.signals.expressions import declared
+from diag.knowledge.signals.expressions import USUAL_MEMBER, declared
 from diag.knowledge.signals.log import lately
 
-MODEL = f"{', '.join(GROUP)}, model_name"
+OF_MODEL = f"{', '.join(GROUP)}, model_name"
+MODEL = f"{OF_MODEL}, kv_role"
 PEERS = f"by ({MODEL})"
 """The grouping in every expression over peers."""
 AT_WORK = 0.25
@@ -22,16 +23,17 @@ BY_RANK = "0[.]3[2-9].*|0[.][4-9][0-9].*|[1-9][0-9]*[.].*"
 """Releases of vLLM that log the balance of ranks; before, EPLB compared the layers of each rank (vllm#51784)."""
 WAITS = f"time_of_{SHM_BROADCAST_WAIT}"
 FEWEST_BALANCES = 3
+DECODES = 0.9
+"""Share of all prompt tokens from a KV connector above which a server decodes: the prefill server computed them."""
+MUCH_SLOWER = 3
+"""How many times the peers' mean time per token: a larger batch alone costs less (judged)."""
 SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
 """Shares of power below which a busy GPU busy-waits."""
 
 
-def _beside_peers(own: str, operator: str, other: str, of_all: str) -> str:
-    """Return an engine's own value, an operator, and the value of the other of two engines, or the aggregate of all.
-
-    `own`, `other` and `of_all` keep the label of the model until they are joined.
-    """
-    return f"max by ($by) ({own} {operator} {other} or {own} {operator} on ({MODEL}) group_left () {of_all})"
+def _by_role(of_model: str) -> str:
+    """Return an expression over engines with the label of their part in disaggregated serving."""
+    return f"({of_model}) * on (instance) group_left (kv_role) $roles[5m]"
 
 
 def _tokens_of_ranks(field: str) -> str:
@@ -39,10 +41,16 @@ def _tokens_of_ranks(field: str) -> str:
     return f'sum by ($by) (increase(diag_vllm_log_value_total{{event="{EXPERT_BALANCE}",field="{field}"}}[$window]))'
 
 
-def _of_the_other(part: str) -> str:
-    """Return the part PART_of_the_other, the value of the other engine if there are two."""
-    both = f"(sum {PEERS} (${part}) and count {PEERS} (${part}) == 2)"
-    return f"{part}_of_the_other = -1 * (${part} - on ({MODEL}) group_left () {both})"
+def _usual(part: str) -> str:
+    """Return the part usual_PART, for each engine the median of all, or the value of the other one if there are two.
+
+    The median of two is their mean: twice it, less the engine's own value, is the value of the other.
+    """
+    return f"""
+    usual_{part} ({USUAL_MEMBER}) =
+        -1 * ${part} * on ({MODEL}) group_left () $are_two[5m]
+        + on ({MODEL}) group_left () (1 + $are_two[5m]) * quantile {PEERS} (0.5, ${part})
+    """
 
 
 PARTS, SIGNALS = declared(
@@ -51,8 +59,8 @@ PARTS, SIGNALS = declared(
     # vLLM repeats the line every 60 s; at a start it tells of ranks that compile
     log_waits_for_a_rank: bool = {lately(WAITS, 120)} * (${WAITS} >= bool $last_startup_progress or 1 + 0 * ${WAITS})
     """,
-    *map(_of_the_other, ("load_of_model", "load_at_scrape", "waiting_of_model", "output_tokens_of_model")),
-    _of_the_other("token_counts_of_model"),
+    *map(_usual, ("load_of_model", "load_at_scrape", "waiting_of_model", "output_tokens_of_model")),
+    *map(_usual, ("prompt_tokens_of_model", "kv_cache_of_model")),
 )
 
 
