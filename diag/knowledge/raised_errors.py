@@ -57,6 +57,8 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
     """
     for said, raised in _OF_PYDANTIC:
         text = text.replace(said, raised)
+    if frames.startswith("pydantic"):  # it shows its own frames in place of the check's
+        frames = ""
     *_, name = None, *_CLASS.finditer(text)
     if name is None:
         return None
