@@ -464,6 +464,15 @@ def test_what_an_error_asks_for_is_quoted_and_never_a_shell_command(command: str
             "up to 0.10.2",
             "Upgrade to vLLM 0.11 or later",
         ),
+        # of a check that pydantic runs, whose own frames hide those of the check
+        (
+            "ValidationError: 1 validation error for VllmConfig Value error, Block-quantized routed experts require the b12x"
+            " MoE backend",
+            "pydantic/_internal/_dataclasses.py:__init__ < vllm/engine/arg_utils.py:create_engine_config",
+            "",
+            "modelopt_block_quant.py",
+            "Set --moe-backend",
+        ),
         # the module alone tells the place
         ("ValueError: Conflicting EC destination for transfer_id=7", "", "", "encoder outputs", "--ec-transfer-config"),
         # of a release or a fork that is newer than the list: its sentence is the cause, the module tells what to do
