@@ -513,6 +513,28 @@ def test_an_error_that_vllm_raises_is_told_by_its_source(
     assert do in found.do
 
 
+@pytest.mark.parametrize(
+    ("check", "means", "do"),
+    [
+        ("Only one FooConnector may be set", 'The error says: "Only one FooConnector may be set". ', "Change or leave"),
+        ("delay_iterations must be greater than or equal to 0", "delay_iterations", "greater than or equal to 0."),
+        ("Foo decoding requires --mamba-backend flashinfer", "", "Start with --mamba-backend flashinfer, as"),
+        ("Got 5 bytes. Increase --foo-gb or reduce the input size.", "", "--foo-gb or reduce the input size"),
+        ("Invalid foo mode: 7. Valid modes are: NONE, STOCK", "", "its list: NONE, STOCK."),
+    ],
+)
+def test_what_pydantic_writes_around_a_check_is_no_part_of_its_words(check: str, means: str, do: str) -> None:
+    head = "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig Value error, "
+    tail = " [type=value_error, input_value=ArgsKwargs((), {'model_co..._config': None}), input_type=ArgsKwargs]"
+    frames = "pydantic/_internal/_dataclasses.py:__init__ < vllm/engine/arg_utils.py:create_engine_config"
+    found = known_failure([f"{head}{check}{tail}"], "0.33.0", "", frames)
+    assert found is not None
+    assert means in found.means
+    assert do in found.do
+    assert "pydantic" not in found.means
+    assert "type=" not in found.do
+
+
 def test_the_errors_of_vllm_are_those_of_its_source(tmp_path: Path) -> None:
     module = tmp_path / "vllm" / "config" / "cache.py"
     module.parent.mkdir(parents=True)
