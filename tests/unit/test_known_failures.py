@@ -466,8 +466,8 @@ def test_what_an_error_asks_for_is_quoted_and_never_a_shell_command(command: str
         ),
         # of a check that pydantic runs, whose own frames hide those of the check
         (
-            "ValidationError: 1 validation error for VllmConfig Value error, Block-quantized routed experts require the b12x"
-            " MoE backend",
+            "ValidationError: 1 validation error for VllmConfig Value error, Block-quantized routed experts require the"
+            " b12x MoE backend",
             "pydantic/_internal/_dataclasses.py:__init__ < vllm/engine/arg_utils.py:create_engine_config",
             "",
             "modelopt_block_quant.py",
