@@ -57,8 +57,6 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
     """
     for said, raised in _OF_PYDANTIC:
         text = text.replace(said, raised)
-    if frames.startswith("pydantic"):  # it shows its own frames in place of the check's
-        frames = ""
     *_, name = None, *_CLASS.finditer(text)
     if name is None:
         return None
@@ -68,7 +66,7 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
         for kind, parts, error in _messages()
         if kind == name["name"] and parts[0].strip() in message
         if re.search(".*?".join(re.escape(part.strip()) for part in parts), message)
-        if not frames or f"/{error.module.rpartition('/')[2]}:" in frames
+        if not frames or frames.startswith("pydantic") or f"/{error.module.rpartition('/')[2]}:" in frames
     ]
     length, longest = max(shown, key=lambda each: each[0], default=(0, None))
     if length >= FEWEST:
