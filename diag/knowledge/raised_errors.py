@@ -66,7 +66,7 @@ def raised_by_vllm(text: str, frames: str = "") -> RaisedError | None:
         for kind, parts, error in _messages()
         if kind == name["name"] and parts[0].strip() in message
         if re.search(".*?".join(re.escape(part.strip()) for part in parts), message)
-        if not frames or f"/{error.module.rpartition('/')[2]}:" in frames
+        if not frames or frames.startswith("pydantic") or f"/{error.module.rpartition('/')[2]}:" in frames
     ]
     length, longest = max(shown, key=lambda each: each[0], default=(0, None))
     if length >= (FEWEST if frames else 2 * FEWEST):

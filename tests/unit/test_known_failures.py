@@ -464,6 +464,15 @@ def test_what_an_error_asks_for_is_quoted_and_never_a_shell_command(command: str
             "up to 0.10.2",
             "Upgrade to vLLM 0.11 or later",
         ),
+        # of a check that pydantic runs, whose own frames hide those of the check
+        (
+            "ValidationError: 1 validation error for VllmConfig Value error, Block-quantized routed experts require the"
+            " b12x MoE backend",
+            "pydantic/_internal/_dataclasses.py:__init__ < vllm/engine/arg_utils.py:create_engine_config",
+            "",
+            "modelopt_block_quant.py",
+            "Set --moe-backend",
+        ),
         # the module alone tells the place
         ("ValueError: Conflicting EC destination for transfer_id=7", "", "", "encoder outputs", "--ec-transfer-config"),
         # of a release or a fork that is newer than the list: its sentence is the cause, the module tells what to do
@@ -502,6 +511,28 @@ def test_an_error_that_vllm_raises_is_told_by_its_source(
     assert found is not None
     assert means in found.means
     assert do in found.do
+
+
+@pytest.mark.parametrize(
+    ("check", "means", "do"),
+    [
+        ("Only one FooConnector may be set", 'The error says: "Only one FooConnector may be set". ', "Change or leave"),
+        ("delay_iterations must be greater than or equal to 0", "delay_iterations", "greater than or equal to 0."),
+        ("Foo decoding requires --mamba-backend flashinfer", "", "Start with --mamba-backend flashinfer, as"),
+        ("Got 5 bytes. Increase --foo-gb or reduce the input size.", "", "--foo-gb or reduce the input size"),
+        ("Invalid foo mode: 7. Valid modes are: NONE, STOCK", "", "its list: NONE, STOCK."),
+    ],
+)
+def test_what_pydantic_writes_around_a_check_is_no_part_of_its_words(check: str, means: str, do: str) -> None:
+    head = "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig Value error, "
+    tail = " [type=value_error, input_value=ArgsKwargs((), {'model_co..._config': None}), input_type=ArgsKwargs]"
+    frames = "pydantic/_internal/_dataclasses.py:__init__ < vllm/engine/arg_utils.py:create_engine_config"
+    found = known_failure([f"{head}{check}{tail}"], "0.33.0", "", frames)
+    assert found is not None
+    assert means in found.means
+    assert do in found.do
+    assert "pydantic" not in found.means
+    assert "type=" not in found.do
 
 
 def test_the_errors_of_vllm_are_those_of_its_source(tmp_path: Path) -> None:
