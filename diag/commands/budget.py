@@ -49,21 +49,21 @@ from diag.vllm.deployments import (
 from diag.vllm.flags.registry import understood, versions
 from diag.vllm.gpus import GpuModel
 from diag.vllm.memory.fitting import safe_length, suggestions
-from diag.vllm.memory.ledger import ledger as compute
 from diag.vllm.memory.ledger import (
     ACTIVATIONS,
     BUDGET,
     GRAPHS,
     KV_CACHE,
     NON_TORCH,
+    TURNS,
     WEIGHTS,
     Ledger,
-    TURNS,
     Measured,
     differences,
     over_releases,
     uncounted,
 )
+from diag.vllm.memory.ledger import ledger as compute
 from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
 from diag.vllm.memory.shapes import find_shape, launch_flags, served_name, unsized
@@ -187,7 +187,7 @@ def _assumed(page: Ledger, started: Command, gpu: GpuSpec, held: Deployment | No
     """Return the sentence that a release is assumed, and how the KV cache of older ones differs from its own."""
     older, now = over_releases(page, started, gpu), page.kv_cache
     note = f"vLLM {page.setup.version} is assumed; set the release with --vllm-version"
-    if not now or not older.kv_cache or older.kv_cache.low > 0.98 * now.low > 0:
+    if not now or not older.kv_cache or older.kv_cache.low > 0.98 * now.low or now.low <= 0:
         return note
     least = f"leave as little as {gibibytes(max(0, older.kv_cache.low))} for the KV cache"
     if held and (requests := (older.requests or 0) * held.replicas * held.setup.data) < held.requests:

@@ -148,7 +148,7 @@ def deployment(
 
 
 class Change(NamedTuple):
-    """A change of a launch: its name, the flags to add, the settings, the model then, if other files or the whole context are needed."""
+    """A change of a launch: its name, the flags to add, the settings, the model then, if other files or the context are needed."""
 
     name: str
     flags: str
@@ -167,9 +167,10 @@ def changes(model: Model, setup: Setup) -> Iterator[Change]:
     """Yield the changes of weights and KV cache that a GPU of the setup can run: flags first, other files last."""
     if setup.pooling:
         return
+    level = setup.capability or (0.0 if setup.is_amd or setup.total is None else _FP8)  # of a GPU by its memory alone
     is_plain = not model.quantization and not setup.quantization and not setup.float32
     has_fp8_cache = halves_cache(model, setup)
-    has_fp8_weights = is_plain and setup.capability >= _FP8
+    has_fp8_weights = is_plain and level >= _FP8
     if has_fp8_cache:
         yield Change("FP8 KV cache", FP8_CACHE, {"kv_dtype": "fp8"}, model)
     if has_fp8_weights:
@@ -178,7 +179,7 @@ def changes(model: Model, setup: Setup) -> Iterator[Change]:
         both = {"quantization": "fp8", "kv_dtype": "fp8"}
         yield Change("FP8 weights and KV cache", f"{FP8_WEIGHTS} {FP8_CACHE}", both, model)
     for checkpoint in tables().checkpoint:
-        if is_plain and setup.capability >= checkpoint.capability:
+        if is_plain and level >= checkpoint.capability:
             yield Change(checkpoint.name, "", {}, replace(model, quantization=checkpoint.config), True)
 
 
@@ -229,6 +230,8 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
     fewer = [tensor for tensor in TENSORS if tensor <= setup.tensor]
     made = [tried(kind, (setup.tensor,) if kind.flags == FP8_CACHE else fewer) for kind in changes(model, setup)]
     if page.verdict != "fits":
+        eager = Change("no CUDA graphs", "--enforce-eager", {"eager": True}, model)
+        made.append(None if setup.eager else tried(eager, (setup.tensor,)))
         made.append(tried(Change("a shorter context", "", {}, model), (setup.tensor,)))
     elif (shorter := rounded(setup.length // _SHORTER, setup.length)) >= _LEAST:
         fields = {"length": shorter, "auto_length": False}

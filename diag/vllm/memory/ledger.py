@@ -207,7 +207,8 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
         savings = [f"not counted: {reason}" for reason in setup.savings]
         certain, doubts = [], list(dict.fromkeys((*certain, *savings, *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
-    return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
+    first = [setup.removed] if setup.removed else []
+    return replace(tightest, verdict=verdict, reasons=tuple(dict.fromkeys((*first, *(certain or doubts)))))
 
 
 def state_blocks_needed(model: Model, setup: Setup) -> int:
