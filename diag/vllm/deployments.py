@@ -148,7 +148,7 @@ def deployment(
 
 
 class Change(NamedTuple):
-    """A change of a launch: its name, the flags to add, the settings, the model then, if other files or the context are needed."""
+    """A change of a launch: its name, the flags to add, the settings, the model then, and what it needs."""
 
     name: str
     flags: str
