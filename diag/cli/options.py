@@ -50,17 +50,22 @@ class DeclaredCommand:
             if _is_record(parameter):
                 record = parameter.annotation
                 options = {name: values.pop(name) for name in record._fields if name in values}
+                joined = {name for _, name, row in self._rows().values() if row.get("joined")} & options.keys()
+                options |= {name: ",".join(options[name] or ()) for name in joined}
                 values[parameter.name] = record(**options)
         self._function(**values)
 
-    @property
-    def __signature__(self) -> inspect.Signature:
-        rows = {
+    def _rows(self) -> dict[str, tuple[str, str, Mapping[str, Any]]]:
+        return {
             name: (section, name, row)
             for part in ("shared", self._name)
             for section, options in declared().get(part, {}).items()
             for name, row in options.items()
         }
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        rows = self._rows()
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(self._function).parameters.values():
             if not _is_record(parameter):
@@ -74,7 +79,12 @@ class DeclaredCommand:
         return inspect.Signature(
             [
                 parameter.replace(
-                    kind=kind, annotation=Annotated[parameter.annotation, _for_typer(*rows[parameter.name])]
+                    kind=kind,
+                    default=None if rows[parameter.name][2].get("joined") else parameter.default,
+                    annotation=Annotated[
+                        list[str] | None if rows[parameter.name][2].get("joined") else parameter.annotation,
+                        _for_typer(*rows[parameter.name]),
+                    ],
                 )
                 for parameter in parameters
             ]
@@ -91,7 +101,7 @@ def _is_record(parameter: inspect.Parameter) -> bool:
 
 def _for_typer(section: str, name: str, row: Mapping[str, Any]) -> Any:
     """Return an option, or an argument, as typer takes it."""
-    settings = {key: value for key, value in row.items() if key not in ("flags", "completes")}
+    settings = {key: value for key, value in row.items() if key not in ("flags", "completes", "joined")}
     if row.get("completes"):
         settings["autocompletion"] = _complete_id
     if section == "Arguments":

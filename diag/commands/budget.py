@@ -55,12 +55,15 @@ from diag.vllm.memory.ledger import (
     GRAPHS,
     KV_CACHE,
     NON_TORCH,
+    TURNS,
     WEIGHTS,
     Ledger,
     Measured,
-    judge,
+    differences,
+    over_releases,
     uncounted,
 )
+from diag.vllm.memory.ledger import ledger as compute
 from diag.vllm.memory.model import Model, load, read
 from diag.vllm.memory.setup import CPU_SPACE, GpuSpec, Setup, check, invalid, lacks_half, setup, size
 from diag.vllm.memory.shapes import find_shape, launch_flags, served_name, unsized
@@ -139,15 +142,14 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     if "free" in logged.sizes:
         planned = replace(planned, free=logged.sizes["free"][1])
     measured = _measured(logged, planned)
-    judged = judge(started, gpu, version)
-    ledger = judged(model, planned, measured)
-    wanted = suggestions(ledger, measured, judged) if ledger.verdict != "fits" and ledger.kv_cache else []
+    ledger = compute(model, planned, measured)
+    wanted = suggestions(ledger, measured) if ledger.verdict != "fits" and ledger.kv_cache else []
 
     notes = _facts(model)
     notes += [IN_FLOAT32] if planned.float32 and lacks_half(model, planned.capability) else []
     card, kind = gpus.find(gpu.name), work.matrix_type(model, planned).removeprefix("mx")
     notes += [WIDENED] if card and card.capability and kind in ("fp8", "fp4") and kind not in card.flops else []
-    notes += [] if version else [f"vLLM {planned.version} is assumed; set the release with --vllm-version"]
+    notes += [] if version else [_assumed(ledger, started, gpu)]
     if others := ", ".join(gpus.other_sizes(options.gpu)) if not options.gpu_memory else "":
         notes.append(f"{printable(options.gpu, 40)} is taken for {gibibytes(gpu.total or 0)}; others: {others}")
     if gpu.name and not options.gpu and not planned.cpu:
@@ -179,6 +181,18 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
         sequences=None if uncounted(ledger) else ledger.requests,
         offers=tuple(offers(model, ledger, card)),
     )
+
+
+def _assumed(page: Ledger, started: Command, gpu: GpuSpec, held: Deployment | None = None) -> str:
+    """Return the sentence that a release is assumed, and how the KV cache of older ones differs from its own."""
+    older, now = over_releases(page, started, gpu), page.kv_cache
+    note = f"vLLM {page.setup.version} is assumed; set the release with --vllm-version"
+    if not now or not older.kv_cache or older.kv_cache.low > 0.98 * now.low or now.low <= 0:
+        return note
+    least = f"leave as little as {gibibytes(max(0, older.kv_cache.low))} for the KV cache"
+    if held and (requests := (older.requests or 0) * held.replicas * held.setup.data) < held.requests:
+        least = f"certainly hold {requests:,} requests of the {held.requests:,}"
+    return f"{note}: older ones, since {TURNS[0]}, {least}: {differences(started)}"
 
 
 def _choose_gpu(options: BudgetOptions, logged: LoggedMemory, cpu: bool) -> GpuSpec:
@@ -307,12 +321,11 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     first = set_up(kinds[0])[0]
     check(model, first)
     work.check(model, first)
-    judges = {gpu.name: judge(started, GpuSpec(gpu.memory, gpu.name), release) for gpu in kinds}
-    of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency, judge=judges[gpu.name]) for gpu in kinds}
-    every = {gpu.name: changed(model, set_up(gpu), gpu, concurrency, judges[gpu.name]) for gpu in kinds[:_MOST_CHANGED]}
+    of_kind = {gpu.name: layouts(model, set_up(gpu), gpu, concurrency) for gpu in kinds}
+    every = {gpu.name: changed(model, set_up(gpu), gpu, concurrency) for gpu in kinds[:_MOST_CHANGED]}
     best = chosen(chain(*of_kind.values(), *(every.values() if len(every) == len(kinds) else ())), concurrency, prices)
     kind = best.gpu if best and best.gpu else max(kinds, key=lambda gpu: gpu.memory)
-    tried = every.get(kind.name) or changed(model, set_up(kind), kind, concurrency, judges[kind.name])
+    tried = every.get(kind.name) or changed(model, set_up(kind), kind, concurrency)
     others = (every[gpu.name] for gpu in kinds if gpu != kind and len(every) == len(kinds))
     tried += filter(None, (chosen(those, concurrency, prices) for those in others))
     plain = chain.from_iterable(
@@ -321,7 +334,12 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     rows = (*plain, *tried)
     if best := chosen(rows, concurrency, prices):
         rows = tuple(row for row in rows if not row.requests or row.holds(concurrency))
-    assumed = "" if release else f"vLLM {version} is assumed; set the release with --vllm-version"
+    basis = best or next(iter(rows), None)
+    assumed = (
+        ""
+        if release or not basis
+        else _assumed(basis.ledger, started, GpuSpec((basis.gpu or kind).memory, (basis.gpu or kind).name), basis)
+    )
     left_out = _left_out(model, chain.from_iterable(map(set_up, kinds)))
     priced = best and best.gpu and best.cost(prices.get(best.gpu.name))
     rule = f"chosen (>): what holds it {'with the cheapest output token' if priced else 'on the least GPU memory'}"

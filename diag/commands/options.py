@@ -28,13 +28,12 @@ class BudgetOptions(NamedTuple):
     @property
     def compares(self) -> bool:
         """True if GPUs are to be compared; BadUsage for options that have no effect otherwise, or exclude others."""
-        compares = self.all_gpus or self.concurrency is not None or "," in self.gpu
-        if not compares and (self.context or self.prices or self.utilisation):
-            raise BadUsage("--context, --price and --utilisation need --all-gpus, or --gpu NAME and --concurrency N")
+        has_load = self.concurrency is not None or bool(self.context or self.prices or self.utilisation)
+        compares = self.all_gpus or has_load or "," in self.gpu
         if self.all_gpus and self.gpu:
             raise BadUsage("--gpu and --all-gpus exclude each other: give one of them")
         if compares and not (self.all_gpus or self.gpu):
-            raise BadUsage("--concurrency needs --all-gpus, or --gpu NAME")
+            raise BadUsage("--context, --concurrency, --price and --utilisation need --gpu NAME or --all-gpus")
         if compares and (self.log or self.gpu_memory):
             raise BadUsage("--log and --gpu-memory are of one server: leave them out to compare GPUs")
         return compares

@@ -15,7 +15,7 @@ from diag.lint.removed import V1
 from diag.lint.rule import LINKS, HostGpu, LintTarget, Match, number, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import find
-from diag.vllm.memory.ledger import Ledger, judge, state_blocks_needed
+from diag.vllm.memory.ledger import Ledger, ledger, over_releases, state_blocks_needed
 from diag.vllm.memory.setup import GpuSpec, Setup, setup
 from diag.vllm.running_config import connector_bytes
 
@@ -147,7 +147,8 @@ def memory_ledger(target: LintTarget) -> Ledger | None:
     with suppress(BadUsage):
         planned = memory_setup(target) or setup(target.command, target.shape, GpuSpec(), target.version)
         gpu = GpuSpec(planned.total, target.used_gpus()[0].name if planned.total else "")
-        return judge(target.command, gpu, "" if target.is_assumed else target.version)(target.shape, planned, {})
+        page = ledger(target.shape, planned)
+        return over_releases(page, target.command, gpu) if target.is_assumed else page
     return None
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.formatting import gibibytes, number, plural, quantity
 from diag.vllm.gpus import GpuModel
-from diag.vllm.memory.fitting import halves_cache, rounded
-from diag.vllm.memory.ledger import ACTIVATIONS, WEIGHTS, Judge, Ledger, ledger, state_blocks_needed, with_kv_cache
+from diag.vllm.memory.fitting import LEAST_LENGTH, halves_cache, rounded, safe_length
+from diag.vllm.memory.ledger import ACTIVATIONS, WEIGHTS, Ledger, ledger, state_blocks_needed, with_kv_cache
 from diag.vllm.memory.model import Model
 from diag.vllm.memory.quantization import tables
 from diag.vllm.memory.setup import Setup, check
@@ -18,6 +18,8 @@ from diag.vllm.work import Ceiling, Replica, cost_per_million, link
 
 TENSORS = (1, 2, 4, 8)
 NOW = "as it is"
+_STAGES = (2, 3, 4)
+"""Hosts, each with a stage of the layers, of a model that one host does not hold."""
 _SHORTER = 2
 """A shorter context is the half of the present one."""
 _LEAST = 4096
@@ -100,21 +102,21 @@ def held(page: Ledger) -> int:
     return page.requests or 0
 
 
-def sized(model: Model, setup: Setup, concurrency: int = 0, judge: Judge = ledger) -> Ledger:
+def sized(model: Model, setup: Setup, concurrency: int = 0) -> Ledger:
     """Return the ledger of a setup with the --max-num-seqs that its launch needs instead of the default.
 
     That is the largest that starts if vLLM refuses the default, and what an engine holds of the load if it is more.
     """
-    page = judge(model, setup, {})
+    page = ledger(model, setup)
     # a step has a token for each request (config/scheduler.py)
     least, share = page.blocks.low if page.blocks else 0, min(held(page), -(-concurrency // setup.data))
     share = min(share, setup.batched_tokens)
     if setup.default_sequences and 0 < least < state_blocks_needed(model, setup):
-        return judge(model, replace(setup, sequences=least), {})
+        return ledger(model, replace(setup, sequences=least))
     if setup.sequences >= share:
         return page
-    more = judge(model, replace(setup, sequences=share), {})  # whose steps leave less for the KV cache
-    return more if held(more) >= share else judge(model, replace(setup, sequences=max(held(more), setup.sequences)), {})
+    more = ledger(model, replace(setup, sequences=share))  # whose steps leave less for the KV cache
+    return more if held(more) >= share else ledger(model, replace(setup, sequences=max(held(more), setup.sequences)))
 
 
 def deployment(
@@ -123,8 +125,8 @@ def deployment(
     """Return a deployment with the ceilings of a load; `concurrency` None: as many requests as it holds."""
     setup = page.setup
     engines = replicas * setup.data
-    # each request needs a block for its state, for which `sized` may have lowered the default
-    needs_blocks = setup.default_sequences and state_blocks_needed(model, setup) > 0
+    # each request needs a block for its state, for which `sized` may have set another number than the default
+    needs_blocks = "--max-num-seqs" in changed.get("flags", "") and state_blocks_needed(model, setup) > 0
     requests = min(held(page), setup.sequences if needs_blocks else held(page)) * engines
     batch = min(requests, setup.sequences * engines, concurrency or requests)
     plain = Deployment(gpu, setup, page, requests, batch, replicas=replicas, **changed)
@@ -146,13 +148,14 @@ def deployment(
 
 
 class Change(NamedTuple):
-    """A change of a launch: its name, the flags to add, the settings, the model then, if other files are needed."""
+    """A change of a launch: its name, the flags to add, the settings, the model then, and what it needs."""
 
     name: str
     flags: str
     fields: Mapping[str, Any]
     model: Model
     checkpoint: bool = False
+    needs_context: bool = False
 
     def labels(self, *flags: str) -> dict[str, Any]:
         """Return how a deployment with the change is called; `flags` are those beside its own."""
@@ -164,9 +167,10 @@ def changes(model: Model, setup: Setup) -> Iterator[Change]:
     """Yield the changes of weights and KV cache that a GPU of the setup can run: flags first, other files last."""
     if setup.pooling:
         return
+    level = setup.capability or (0.0 if setup.is_amd or setup.total is None else _FP8)  # of a GPU by its memory alone
     is_plain = not model.quantization and not setup.quantization and not setup.float32
     has_fp8_cache = halves_cache(model, setup)
-    has_fp8_weights = is_plain and setup.capability >= _FP8
+    has_fp8_weights = is_plain and level >= _FP8
     if has_fp8_cache:
         yield Change("FP8 KV cache", FP8_CACHE, {"kv_dtype": "fp8"}, model)
     if has_fp8_weights:
@@ -175,7 +179,7 @@ def changes(model: Model, setup: Setup) -> Iterator[Change]:
         both = {"quantization": "fp8", "kv_dtype": "fp8"}
         yield Change("FP8 weights and KV cache", f"{FP8_WEIGHTS} {FP8_CACHE}", both, model)
     for checkpoint in tables().checkpoint:
-        if is_plain and setup.capability >= checkpoint.capability:
+        if is_plain and level >= checkpoint.capability:
             yield Change(checkpoint.name, "", {}, replace(model, quantization=checkpoint.config), True)
 
 
@@ -192,32 +196,54 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
     plain, now = ledger(model, setup).kv_cache, page.kv_cache
     shift = (now.low - plain.low, now.high - plain.high, now.central - plain.central) if plain and now else (0, 0, 0)
 
-    def tried(change: Change, tensors: Iterable[int]) -> Deployment | None:
+    def shifted(one: Model, changed: Setup) -> Ledger:
+        check(one, changed)
+        fitting = sized(one, changed)
+        if (size := fitting.kv_cache) and shift != (0, 0, 0):
+            bounds = (bound + by for bound, by in zip((size.low, size.high, size.central), shift, strict=True))
+            fitting = with_kv_cache(fitting, ByteRange(*bounds))
+        return fitting
+
+    def tried(change: Change, tensors: Iterable[int], stages: int = 1) -> Deployment | None:
+        """Return the change with the first layout that fits: with the context of the launch, or else a shorter one."""
+        pages: list[Ledger] = []
         for tensor in tensors:
             with suppress(BadUsage):
-                changed = replace(setup, tensor=tensor, **change.fields)
-                check(change.model, changed)
-                fitting = sized(change.model, changed)
-                if (size := fitting.kv_cache) and shift != (0, 0, 0):
-                    bounds = (bound + by for bound, by in zip((size.low, size.high, size.central), shift, strict=True))
-                    fitting = with_kv_cache(fitting, ByteRange(*bounds))
-                if fitting.verdict == "fits" and held(fitting):
-                    other = "" if tensor == setup.tensor else f"-tp {tensor}"
-                    labels = change.labels(other, _sequences(fitting, setup))
-                    return deployment(change.model, fitting, gpu, None, **labels)
+                pages.append(shifted(change.model, replace(setup, tensor=tensor, pipeline=stages, **change.fields)))
+        if page.verdict != "fits" and not change.needs_context:
+            shorter = [(one, safe_length(one) or 0) for one in pages if not (one.verdict == "fits" and held(one))]
+            pages += [
+                shifted(one.model, replace(one.setup, length=length, auto_length=False))
+                for one, length in shorter
+                if LEAST_LENGTH <= length < setup.length
+            ]
+        for fitting in pages:
+            if fitting.verdict == "fits" and held(fitting):
+                sizes = (("-tp", fitting.setup.tensor, setup.tensor), ("-pp", stages, 1))
+                other = [f"{flag} {size}" for flag, size, usual in sizes if size != usual]
+                if fitting.setup.length != setup.length and "length" not in change.fields:
+                    other.append(f"--max-model-len {fitting.setup.length}")
+                labels = change.labels(*other, _sequences(fitting, setup))
+                return deployment(change.model, fitting, gpu, None, **labels)
         return None
 
     fewer = [tensor for tensor in TENSORS if tensor <= setup.tensor]
     made = [tried(kind, (setup.tensor,) if kind.flags == FP8_CACHE else fewer) for kind in changes(model, setup)]
-    shorter = rounded(setup.length // _SHORTER, setup.length)
-    if shorter >= _LEAST:
+    if page.verdict != "fits":
+        eager = Change("no CUDA graphs", "--enforce-eager", {"eager": True}, model)
+        made.append(None if setup.eager else tried(eager, (setup.tensor,)))
+        made.append(tried(Change("a shorter context", "", {}, model), (setup.tensor,)))
+    elif (shorter := rounded(setup.length // _SHORTER, setup.length)) >= _LEAST:
         fields = {"length": shorter, "auto_length": False}
         half = Change("half the context", f"--max-model-len {shorter}", fields, model)
         made.append(tried(half, (setup.tensor,)))
     fitting = sorted(filter(None, made), key=lambda one: -one.tokens_per_gpu)
     first = [deployment(model, page, gpu, None)] if page.verdict == "fits" and held(page) else []
     most = gpu.joined if gpu else 1 if setup.is_part else TENSORS[-1]
-    more = tried(Change("more GPUs", "", {}, model), (one for one in TENSORS if setup.tensor < one <= most))
+    larger = Change("more GPUs", "", {}, model, needs_context=True)
+    more = tried(larger, [one for one in TENSORS if setup.tensor < one <= most])
+    hosts_needed = (tried(larger, (most,), stages) for stages in _STAGES if not setup.is_part)
+    more = more or (None if first else next(filter(None, hosts_needed), None))
     if first and (not more or more.requests * first[0].gpus < first[0].requests * more.gpus):
         more = deployment(model, page, gpu, None, 2, change="more GPUs", flags="a second replica")
     return [*first, *fitting, *filter(None, (more,))] if fitting or more else []
@@ -242,7 +268,6 @@ def layouts(
     gpu: GpuModel,
     concurrency: int | None,
     change: Change | None = None,
-    judge: Judge = ledger,
 ) -> list[Deployment]:
     """Return deployments on GPUs of a kind, the fewest GPUs first: for each count the layout that holds most.
 
@@ -256,14 +281,14 @@ def layouts(
     for setup in (*setups, *(replace(one, data=count, expert_parallel=True) for one in wide for count in (16, 32))):
         with suppress(BadUsage):
             check(kind.model, setup)
-            page = sized(kind.model, replace(setup, **kind.fields), concurrency or _ANY_NUMBER, judge)
+            page = sized(kind.model, replace(setup, **kind.fields), concurrency or _ANY_NUMBER)
             labels = kind.labels(_sequences(page, setup))
             engines.append(deployment(kind.model, page, gpu, concurrency, **labels))
     able = [one for one in engines if one.requests]
     if not able:
         largest = [setup for setup in setups[1:][-1:] if setup.pipeline == 1]
-        spread = [replace(setup, pipeline=count) for setup in largest for count in (2, 3, 4)]
-        over = layouts(model, spread, gpu, concurrency, judge=judge) if spread and change is None else []
+        spread = [replace(setup, pipeline=count) for setup in largest for count in _STAGES]
+        over = layouts(model, spread, gpu, concurrency) if spread and change is None else []
         return [one for one in over if one.requests] or (engines if change is None else [])
     certain = [one for one in able if one.ledger.verdict == "fits"] or able
     if concurrency:
@@ -299,9 +324,9 @@ def least(deployments: list[Deployment], concurrency: int | None) -> list[Deploy
     return [one for one in deployments if one.holds(concurrency)][:1] or deployments[-1:]
 
 
-def changed(model: Model, setups: Sequence[Setup], gpu: GpuModel, load: int | None, judge: Judge) -> list[Deployment]:
+def changed(model: Model, setups: Sequence[Setup], gpu: GpuModel, load: int | None) -> list[Deployment]:
     """Return the least GPUs of a kind that hold the load with each change."""
-    tried = (layouts(model, setups, gpu, load, change, judge) for change in changes(model, setups[0]))
+    tried = (layouts(model, setups, gpu, load, change) for change in changes(model, setups[0]))
     return [row for rows in tried for row in least([one for one in rows if one.requests], load)]
 
 

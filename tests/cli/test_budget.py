@@ -202,12 +202,16 @@ def test_release_comes_from_the_log_or_is_marked_as_assumed() -> None:
     assert (known.ledger.setup.version, known.notes) == ("0.11.0", ())
     assumed = estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100"))
     assert "is assumed" in assumed.notes[0]
-    assert assumed.ledger.doubt.startswith("it covers every release: the default share is 0.9 or, since 0.20.0, 0.92")
-    sizes = [estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", version=v)).ledger.kv_cache for v in ("0.16.0", "")]
-    old, wide = (size for size in sizes if size)
-    assert wide.low <= old.central < wide.central < wide.high
+    assert re.search(
+        r": older ones, since 0.9.2, leave as little as [\d.]+ GiB .*: the default share", assumed.notes[0]
+    )
+    newest = estimate(BudgetOptions(f"{MODELS}/llama-3-8b", "h100", version=assumed.ledger.setup.version))
+    assert newest.ledger.kv_cache == assumed.ledger.kv_cache  # was: that of all releases
+    assert not any("older ones" in note for note in newest.notes)
     given = estimate(BudgetOptions(f"vllm serve {MODELS}/llama-3-8b --gpu-memory-utilization 0.9", "h100"))
-    assert given.ledger.doubt.startswith("it covers every release: sampling")
+    assert "default share" not in given.notes[0]
+    page, _ = run(BudgetOptions("Qwen/Qwen3-30B-A3B", "h100", context="32k"))
+    assert re.search(r"older ones, since 0.9.2, certainly hold \d requests of the \d", " ".join(page.split()))
 
 
 def test_a_name_of_several_sizes_is_explained() -> None:
@@ -429,8 +433,8 @@ def test_sizing_json_follows_its_schema() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("{}/llama-3-8b", "--context", "4k"), "--context, --price and --utilisation need --all-gpus"),
-        (("{}/llama-3-8b", "--concurrency", "4"), "--concurrency needs --all-gpus, or --gpu NAME"),
+        (("{}/llama-3-8b", "--context", "4k"), "--context, --concurrency, --price and --utilisation need --gpu NAME"),
+        (("{}/llama-3-8b", "--concurrency", "4"), "--utilisation need --gpu NAME or --all-gpus"),
         (("{}/llama-3-8b", "--all-gpus", "--gpu", "h100"), "--gpu and --all-gpus exclude each other"),
         (("{}/llama-3-8b", "--all-gpus", "--log", "x"), "--log and --gpu-memory are of one server"),
         (("{}/llama-3-8b", "--gpu", "h101", "--concurrency", "4"), "unknown GPU 'h101' (did you mean h100?)"),
@@ -442,7 +446,7 @@ def test_sizing_json_follows_its_schema() -> None:
         (("{}/llama-3-8b", "--gpu", "h100,h101"), "unknown GPU 'h101' (did you mean h100?)"),
         (("{}/llama-3-8b", "--gppu", "h100"), "no such option of diag budget, nor of vLLM: --gppu"),
         (("{}/llama-3-8b", "--gpus", "h100"), "nor of vLLM: --gpus (did you mean --gpu?)"),
-        (("{}/llama-3-8b", "--gpu", "h100", "--gpu", "l4"), "--gpu is given 2 times but takes one value"),
+        (("{}/llama-3-8b", "--gpu", "h100", "--gpu", "l4", "--log", "x"), "--log and --gpu-memory are of one server"),
         (("{}/llama-3-8b", "{}/llama-2-7b"), "is one argument too many: a target is a model or a launch command"),
         (("{}/llama-3-8b", "--gpu", "h20-mig-3g.48gb"), "unknown GPU 'h20-mig-3g.48gb'"),
     ],
@@ -501,3 +505,14 @@ def test_a_recording_without_requests_is_refused() -> None:
     ended = diag("tests/recordings/idle", "--all-gpus")
     assert ended.returncode == 64
     assert "finished no request while it was observed" in ended.stderr
+
+
+def test_without_a_load_as_many_requests_as_fit_are_the_answer() -> None:
+    """Was: exit 64, --concurrency is needed; and of two --gpu only the last one, or none."""
+    one = diag(str(MODELS / "llama-3.1-8b"), "--gpu", "h100", "--context", "32k")
+    assert one.returncode == 0 and re.match(
+        r"1 x h100 \(TP 1\), 79 GiB, holds 1[34] requests of 32,000 tokens", one.stdout
+    )
+    two = diag(str(MODELS / "llama-3.1-8b"), "--gpu", "h100", "--gpu", "l40s", "--context", "32k")
+    joined = diag(str(MODELS / "llama-3.1-8b"), "--gpu", "h100,l40s", "--context", "32k")
+    assert two.returncode == 0 and "1 x h100" in two.stdout and two.stdout == joined.stdout

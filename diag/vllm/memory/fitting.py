@@ -15,7 +15,6 @@ from diag.vllm.memory.ledger import (
     CONTEXT_GIB,
     KV_CACHE,
     USUAL_GRAPHS_GIB,
-    Judge,
     Ledger,
     Measured,
     ledger,
@@ -57,30 +56,27 @@ def safe_length(page: Ledger) -> int | None:
     return rounded(page.longest.low, page.model.longest) if page.longest and not uncounted(page) else None
 
 
-def suggestions(page: Ledger, measured: Measured, judge: Judge = ledger) -> list[Suggestion]:
-    """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context.
-
-    `judge` is what gave the ledger its verdict: with a suggestion it has to say "fits" too.
-    """
+def suggestions(page: Ledger, measured: Measured) -> list[Suggestion]:
+    """Return flags that make the server fit; if none does alone, an fp8 cache or more GPUs with a shorter context."""
     model, start = page.model, Suggestion("", "", page.setup, measured)
 
     def fits(one: Suggestion) -> bool:
-        after = judge(model, one.setup, one.measured)
+        after = ledger(model, one.setup, one.measured)
         may = after.verdict == "cannot tell" and bool(uncounted(page) and after.requests)  # all that is counted fits
         return may or after.verdict == "fits"
 
-    other = (_fp8_cache(model, start), _shorter(model, start, judge), _more_gpus(model, start))
+    other = (_fp8_cache(model, start), _shorter(model, start), _more_gpus(model, start))
     kinds = (_fewer_requests(page, start), _larger_share(start), *other)
     if alone := [one for kind in kinds if (one := next(filter(fits, kind), None))]:
         return alone
     first = chain(_fp8_cache(model, start), _more_gpus(model, start))
-    pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion, judge))
+    pairs = (shorter for suggestion in first for shorter in _shorter(model, suggestion))
     return list(islice(filter(fits, pairs), 2))
 
 
-def _shorter(model: Model, before: Suggestion, judge: Judge) -> Iterator[Suggestion]:
+def _shorter(model: Model, before: Suggestion) -> Iterator[Suggestion]:
     """Yield the longest context that fits after the changes of `before`."""
-    length = safe_length(judge(model, before.setup, before.measured)) or 0
+    length = safe_length(ledger(model, before.setup, before.measured)) or 0
     if LEAST_LENGTH <= length < before.setup.length:
         setup = replace(before.setup, length=length, auto_length=False)
         value = f"{before.value} --max-model-len {length}" if before.flag else str(length)

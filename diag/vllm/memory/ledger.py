@@ -1,6 +1,6 @@
 """The memory ledger of one GPU, its verdict, and flags that make a server fit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -207,7 +207,8 @@ def ledger(model: Model, setup: Setup, measured: Measured | None = None) -> Ledg
         savings = [f"not counted: {reason}" for reason in setup.savings]
         certain, doubts = [], list(dict.fromkeys((*certain, *savings, *doubts)))
     verdict: Verdict = "does not fit" if certain else "cannot tell" if doubts else "fits"
-    return replace(tightest, verdict=verdict, reasons=tuple(certain or doubts))
+    first = [setup.removed] if setup.removed else []
+    return replace(tightest, verdict=verdict, reasons=tuple(dict.fromkeys((*first, *(certain or doubts)))))
 
 
 def state_blocks_needed(model: Model, setup: Setup) -> int:
@@ -376,15 +377,13 @@ def _outside_budget(page: Ledger) -> list[tuple[str, bool]]:
 TURNS = ("0.9.2", "0.16.0", "0.19.1", "0.24.0", "0.28.0")
 """Releases between which the sampler, CUDA graphs, compiling or the memory outside torch count differently."""
 
-Judge = Callable[[Model, Setup, Measured], Ledger]
-"""The ledger of a setup with its verdict: of one release, or over all of them."""
 
-
-def judge(started: Command, gpu: GpuSpec, version: str) -> Judge:
-    """Return the ledger's function: over all releases if `version` is "", so a setup has one verdict."""
-    if version:
-        return ledger
-    return lambda model, setup, measured: over_releases(ledger(model, setup, measured), started, gpu)
+def differences(started: Command) -> str:
+    """Return what makes the KV cache of a launch differ between releases."""
+    differ = "sampling, CUDA graphs and compiling count differently since"
+    if started.get("--gpu-memory-utilization") is None:
+        differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
+    return f"{differ} {TURNS[0]}"
 
 
 def over_releases(page: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
@@ -402,8 +401,4 @@ def over_releases(page: Ledger, started: Command, gpu: GpuSpec) -> Ledger:
             other = replace(setup_of(started, page.model, gpu, version), **changed)
             sizes.append(ledger(page.model, other).kv_cache or kv_cache)
     wide = ByteRange(min(size.low for size in sizes), max(size.high for size in sizes), kv_cache.central)
-    differ = "sampling, CUDA graphs and compiling count differently since"
-    if started.get("--gpu-memory-utilization") is None:
-        differ = f"the default share is 0.9 or, since 0.20.0, 0.92, and {differ}"
-    why = f"it covers every release: {differ} {TURNS[0]}"
-    return with_kv_cache(page, wide, why)
+    return with_kv_cache(page, wide, f"it covers every release: {differences(started)}")

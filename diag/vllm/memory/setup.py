@@ -227,9 +227,11 @@ def _removed(command: Command, model: Model, version: str) -> str:
     """Return what of a model a release no longer has, its architecture or its method, with the last that had it."""
     for name in (model.architecture, _method(model), command.get("--quantization") or ""):
         last, mark, _ = removed().get(name, version).partition("+")
-        if release(version) > release(last):
+        was_there = last != "never"
+        if not was_there or release(version) > release(last):
+            served = f"{last} is the last release that serves" if was_there else "no release is known that serves"
             instead = "; whether it starts with the code of Transformers instead is not known" if mark else ""
-            return f"vLLM {version} has no {name}: {last} is the last release that serves the model{instead}"
+            return f"vLLM {version} has no {name}: {served} the model{instead}"
     return ""
 
 
