@@ -11,21 +11,24 @@ _SUBJECT = re.compile(r"\A(?:(--?[A-Za-z][\w-]*)|([A-Z][A-Z0-9]*_[A-Z0-9_]+)|The
 
 
 class LaunchText(NamedTuple):
-    """The lines of a launch file, none for a command, and the line of each server in it, 0 if it is unknown."""
+    """The lines of a launch file, none for a command, the line of each server in it, 0 if it is unknown, its comments."""
 
     lines: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()
+    comments: tuple[tuple[int, re.Match[str]], ...] = ()
 
     @classmethod
     def of(cls, file: str, starts: Collection[int]) -> "LaunchText":
         text = Path(file).read_text(encoding="utf-8", errors="replace")
-        return cls(tuple(text.splitlines()), tuple(starts))
+        lines = tuple(text.splitlines())
+        comments = ((at, _COMMENT.search(line)) for at, line in enumerate(lines, 1))
+        return cls(lines, tuple(starts), tuple((at, comment) for at, comment in comments if comment))
 
     def ignored(self, server: int) -> set[str]:
         """Return the rules that comments drop for a server: within it, in the line above it, or above all servers."""
         first = min(filter(None, self.starts), default=0)
         rules = set[str]()
-        for at, comment in self._comments():
+        for at, comment in self.comments:
             place = at + (comment["own"] is not None)  # a comment on a line of its own is about the next line
             if comment["reason"].strip("-> ") and (place < first or not first or place in self._range(server)):
                 rules |= {*comment["rules"].split(",")}
@@ -33,7 +36,7 @@ class LaunchText(NamedTuple):
 
     def mistakes(self, known: Collection[str]) -> Iterator[str]:
         """Yield why a comment drops nothing."""
-        for at, comment in self._comments():
+        for at, comment in self.comments:
             for rule in filter(None, comment["rules"].split(",")):
                 if rule not in known:
                     yield f"line {at}: no rule is called '{rule[:40]}', and nothing is ignored"
@@ -50,11 +53,6 @@ class LaunchText(NamedTuple):
         words = "[-_]?".join(map(re.escape, re.split("[-_]", name.lstrip("-"))))
         mention = re.compile(rf"(?<![\w-])-{{0,2}}{words}(?![\w-])", re.IGNORECASE)
         return next((at for at in self._range(server) if mention.search(self.lines[at - 1])), 0)
-
-    def _comments(self) -> Iterator[tuple[int, re.Match[str]]]:
-        for at, line in enumerate(self.lines, 1):
-            if comment := _COMMENT.search(line):
-                yield at, comment
 
     def _range(self, server: int) -> range:
         """Return the lines from a server to the next one."""

@@ -109,6 +109,7 @@ class Judge:
         reports = list[LintReport]()
         is_file = not self.foreign and "\n" not in text and is_existing(text)
         written = LaunchText.of(text, [command.line for command in commands]) if is_file else LaunchText()
+        whole = _DOCSTRING.sub("", "\n".join(written.lines)) if is_file else text
         mistakes = [f"a comment in {mistake}" for mistake in written.mistakes(RULES)]
         for at, first in enumerate(commands):
             parser = _ParserAnswer(problem=(f"{_NOT_ASKED}it takes ten seconds, diag lint asks it",) * self.here)
@@ -125,7 +126,7 @@ class Judge:
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
                 is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
                 is_unstated=source == UNSTATED,
-                text=_DOCSTRING.sub("", "\n".join(written.lines)) if is_file else text,
+                text=whole,
             )
             targets.append(target)
             findings = _of_branches(target)
