@@ -60,18 +60,21 @@ def test_after_a_restart_the_successes_of_the_former_process_do_not_count(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "counters",
+    ("counters", "verdict"),
     [
-        lambda t: answers("2xx", 100 + t / 4) + answers("4xx", 500 + 5 * t),
-        lambda t: answers("4xx", 500),
-        lambda t: answers("4xx", 10 * t, "/v1/completions", "GET") + answers("2xx", 3),
-        lambda t: answers("4xx", 10 * t, "none") + answers("4xx", 10 * t, "/v1/models", "GET") + answers("2xx", 3),
+        (lambda t: answers("2xx", 100 + t / 4) + answers("4xx", 500 + 5 * t), "no_incident"),
+        (lambda t: answers("4xx", 500), "healthy"),
+        (lambda t: answers("4xx", 10 * t, "/v1/completions", "GET") + answers("2xx", 3), "healthy"),
+        (
+            lambda t: answers("4xx", 10 * t, "none") + answers("4xx", 10 * t, "/v1/models", "GET") + answers("2xx", 3),
+            "healthy",
+        ),
     ],
     ids=["some succeed", "before the first scrape", "probes with GET", "scans of other routes"],
 )
-def test_it_is_absent(tmp_path: Path, counters: Counters) -> None:
+def test_it_is_absent(tmp_path: Path, counters: Counters, verdict: str) -> None:
     report = judged(tmp_path, lambda t: counters(t) + "diag_vllm_health_status 200\n")
-    assert (report.verdict, state(report)) == ("healthy", "absent")
+    assert (report.verdict, state(report)) == (verdict, "absent")
 
 
 def test_a_scanner_without_a_key_beside_a_server_at_work_is_nothing(tmp_path: Path) -> None:

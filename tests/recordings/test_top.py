@@ -44,7 +44,7 @@ def test_the_worst_server_is_first_and_every_column_that_matters_fits_into_80(fe
         async with shown(feed, NARROW) as (app, _):
             lines = screen(app)
             assert lines[0].startswith(" CRITICAL  kv_eviction_cascade   r1:8000 engine 0   for at least ")
-            assert "4 servers: 1 critical, 1 warning, 2 healthy" in lines[2]
+            assert "4 servers: 2 critical, 2 healthy" in lines[2]
             assert [word in lines[3] for word in ("verdict", "state", "incident", "run", "wait", "KV", "TTFT")]
             assert servers(lines) == ["r1:8000", "r2:8000", "r0:8000", "r3:8000"]
             assert lines[5].split()[1:3] == ["critical", "busy"]
@@ -62,7 +62,7 @@ def test_a_wide_window_has_every_column(feed: RecordedFeed) -> None:
         feed.goes_on()
         async with shown(feed, WIDE) as (app, _):
             _, hot = (line for line in screen(app) if line.strip().startswith(("r1", "r2")))
-            assert {"gpu_thermal_throttling", "warning", "sw_thermal"} <= set(hot.replace(",", " ").split())
+            assert {"gpu_thermal_throttling", "critical", "sw_thermal"} <= set(hot.replace(",", " ").split())
             assert "°C" in hot
             assert "▁" in hot or "█" in hot
 

@@ -68,7 +68,8 @@ def signals() -> Iterator[tuple[Signal, tuple[str, ...]]]:
     for incident in load():
         fixes = [condition for fix in incident.fixes for condition in (*fix.only_if, *fix.expects)]
         conditions: list[Condition] = [*incident.every_condition, *fixes]
-        for signal in (*(each.signal for each in conditions), *(own for fix in incident.fixes for own in fix.signals)):
+        own = (own for fix in incident.fixes for own in fix.signals)
+        for signal in filter(None, (*(each.signal for each in conditions), *own, incident.sign)):
             yield signal, incident.per
 
 
@@ -103,7 +104,7 @@ def test_a_choice_among_members_is_found() -> None:
     """A limit by GPU, one by engine, and a total."""
     reduced = group_choices(signals())
     assert reduced["pcie_bandwidth"] == {"gpu"}
-    assert reduced["median_load_of_peers"] == {"engine"}
+    assert reduced["usual_load_of_model"] == {"engine"}
     assert "finished_requests" not in reduced
 
 
