@@ -335,11 +335,8 @@ def size_up(options: BudgetOptions, had: Traffic | None) -> Sizing:
     if best := chosen(rows, concurrency, prices):
         rows = tuple(row for row in rows if not row.requests or row.holds(concurrency))
     basis = best or next(iter(rows), None)
-    assumed = (
-        ""
-        if release or not basis
-        else _assumed(basis.ledger, started, GpuSpec((basis.gpu or kind).memory, (basis.gpu or kind).name), basis)
-    )
+    of = basis.gpu if basis and basis.gpu else kind
+    assumed = "" if release or not basis else _assumed(basis.ledger, started, GpuSpec(of.memory, of.name), basis)
     left_out = _left_out(model, chain.from_iterable(map(set_up, kinds)))
     priced = best and best.gpu and best.cost(prices.get(best.gpu.name))
     rule = f"chosen (>): what holds it {'with the cheapest output token' if priced else 'on the least GPU memory'}"

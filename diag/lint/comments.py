@@ -11,7 +11,7 @@ _SUBJECT = re.compile(r"\A(?:(--?[A-Za-z][\w-]*)|([A-Z][A-Z0-9]*_[A-Z0-9_]+)|The
 
 
 class LaunchText(NamedTuple):
-    """The lines of a launch file, none for a command, the line of each server in it, 0 if it is unknown, its comments."""
+    """The lines of a launch file, none for a command, the line of each server, 0 if it is unknown, and the comments."""
 
     lines: tuple[str, ...] = ()
     starts: tuple[int, ...] = ()

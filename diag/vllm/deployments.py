@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
@@ -195,14 +196,7 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
         return []
     plain, now = ledger(model, setup).kv_cache, page.kv_cache
     shift = (now.low - plain.low, now.high - plain.high, now.central - plain.central) if plain and now else (0, 0, 0)
-
-    def shifted(one: Model, changed: Setup) -> Ledger:
-        check(one, changed)
-        fitting = sized(one, changed)
-        if (size := fitting.kv_cache) and shift != (0, 0, 0):
-            bounds = (bound + by for bound, by in zip((size.low, size.high, size.central), shift, strict=True))
-            fitting = with_kv_cache(fitting, ByteRange(*bounds))
-        return fitting
+    shifted = partial(_shifted, shift=shift)
 
     def tried(change: Change, tensors: Iterable[int], stages: int = 1) -> Deployment | None:
         """Return the change with the first layout that fits: with the context of the launch, or else a shorter one."""
@@ -247,6 +241,16 @@ def offers(model: Model, page: Ledger, gpu: GpuModel | None) -> list[Deployment]
     if first and (not more or more.requests * first[0].gpus < first[0].requests * more.gpus):
         more = deployment(model, page, gpu, None, 2, change="more GPUs", flags="a second replica")
     return [*first, *fitting, *filter(None, (more,))] if fitting or more else []
+
+
+def _shifted(model: Model, setup: Setup, shift: tuple[int, int, int]) -> Ledger:
+    """Return the ledger of a launch with what a log or an unknown release changes in the bounds of its KV cache."""
+    check(model, setup)
+    page = sized(model, setup)
+    if (size := page.kv_cache) and shift != (0, 0, 0):
+        bounds = (bound + by for bound, by in zip((size.low, size.high, size.central), shift, strict=True))
+        page = with_kv_cache(page, ByteRange(*bounds))
+    return page
 
 
 def _sequences(page: Ledger, setup: Setup) -> str:

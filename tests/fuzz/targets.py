@@ -388,7 +388,9 @@ def labels(text: bytes) -> str:
         Path(folder, "metrics.prom").write_text(pages, encoding="utf-8")
         report = judge_observation(read_recording(Path(folder)), Contract(), load()).report
     if _truths()[name] == "healthy" and not any(value for _, _, value in changes):  # a value may feign an incident
-        assert report.verdict in ("healthy", "no_incident", "unknown"), f"a healthy server is {report.verdict} without its labels"
+        assert report.verdict in ("healthy", "no_incident", "unknown"), (
+            f"a healthy server is {report.verdict} without its labels"
+        )
     return _every_form(report)
 
 

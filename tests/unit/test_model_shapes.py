@@ -18,7 +18,7 @@ from diag.vllm.memory import weights
 from diag.vllm.memory.architectures import removed
 from diag.vllm.memory.ledger import WEIGHTS
 from diag.vllm.memory.model import load
-from diag.vllm.memory.shapes import closest, find_shape, repositories
+from diag.vllm.memory.shapes import closest, find_shape, repositories, served_name
 
 SERVED = """
 Qwen/Qwen3-8B 8.19
@@ -510,3 +510,9 @@ def test_a_fine_tune_without_a_base_in_its_name_is_known_by_its_card(name: str, 
 def test_other_models_of_a_size_are_not_taken_for_the_dense_one(name: str) -> None:
     shape = find_shape(name)
     assert shape is None or "istral" not in shape.repository
+
+
+def test_a_launch_names_the_repository_of_a_name_without_its_owner() -> None:
+    """Meta's repositories begin with Meta-; an instruct model is not its base, whose shape it has."""
+    assert served_name("llama-3-70b") == "meta-llama/Meta-Llama-3-70B"
+    assert served_name("llama-3-8b-instruct") == "llama-3-8b-instruct"

@@ -86,7 +86,8 @@ def served_name(name: str) -> str:
     shape, plain = find_shape(name), _respelled(name)
     owners = {spelled.rpartition("/")[0] for spelled in (plain, name.lower())}
     is_same = shape and not shape.format and ":" not in plain and owners & {"", shape.repository.lower().split("/")[0]}
-    is_very = shape and is_same and _member(shape.repository) in {_member(plain), _member(name)}
+    members = [_member(spelled).removeprefix("meta") for spelled in (shape.repository if shape else "", plain, name)]
+    is_very = shape and is_same and members[0] in members[1:]
     return shape.repository if shape and is_very else name
 
 
