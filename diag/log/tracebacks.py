@@ -101,6 +101,7 @@ class _Traceback:
     in_step: bool = False
     in_start: bool = False
     in_request: bool = False
+    in_script: bool = False
     is_torn: bool = False
     is_chained: bool = False
     is_caused: bool = False
@@ -165,7 +166,8 @@ class _Traceback:
         function = frame["function"] or frame["called"].rpartition(".")[2]
         self.in_step = self.in_step or function in FUNCTIONS.step
         self.in_start = self.in_start or function in FUNCTIONS.start
-        self.in_request = self.in_request or _handles_request(frame)
+        self.in_script = self.in_script or _place(frame).startswith("vllm/entrypoints/llm.py:")  # no server has it
+        self.in_request = not self.in_script and (self.in_request or _handles_request(frame))
         if place := _place(frame):
             self.inner = place
             self.inner_of_vllm = place if MARKS.of_vllm.match(place) else self.inner_of_vllm

@@ -669,6 +669,21 @@ def test_an_engine_that_a_script_ended_is_no_start_that_was_cut_off(tmp_path: Pa
     assert judged(write(tmp_path, [*SCRIPT, *ended])).verdict == "no_incident"
 
 
+@pytest.mark.parametrize(
+    ("caller", "verdict"), [("vllm/entrypoints/llm.py", "unknown"), ("app/handler.py", "no_incident")]
+)
+def test_an_exception_in_a_script_is_no_error_of_a_request(tmp_path: Path, caller: str, verdict: str) -> None:
+    """The engine goes on to end in order; a server would have answered the request with an error."""
+    places = ((caller, "generate"), ("vllm/renderers/base.py", "_tokenize_prompt"))
+    frames = [f'  File "/x/{file}", line 9, in {function}' for file, function in places]
+    raised = ["Traceback (most recent call last):", *frames, "PanicException: ThreadPoolBuildError { code: 11 }"]
+    head = "(EngineCore pid=321) INFO 05-18 10:01:00 [core.py:1257] Shutdown"
+    assert (
+        judged(write(tmp_path, [*SCRIPT, *raised, f"{head} initiated (timeout=0)", f"{head} complete"])).verdict
+        == verdict
+    )
+
+
 def test_an_interrupted_start_is_told_as_such(tmp_path: Path) -> None:
     report = judged(write(tmp_path, [*SCRIPT[:2], *RAISED, "KeyboardInterrupt"]))
     assert report.verdict == "unknown"
