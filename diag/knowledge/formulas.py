@@ -33,6 +33,7 @@ from diag.promql import Formula, pretty
 PLACEHOLDER = re.compile(r"\$\$|\$(\w+)(?:\[(\w+)\])?(?: offset (\w+))?(?: by \(([^()]*)\))?")
 """A dollar sign, or a name with the window, the offset and the labels that replace those of the surrounding text."""
 _GROUPING = re.compile(r"\bby \(([^()]*)\)|\$(?!by\b|window\b)(\w+)(?:\[\w+\])?(?: offset \w+)?(?: by \(([^()]*)\))?")
+_COPIED = re.compile(r"\bgroup_left \(([^()]+)\)")
 _RANGE_FUNCTION = re.compile(r"(\w+?)(?:_over_time)?\([^()]*\[")
 _Values = tuple[tuple[str, float], ...]
 GENERATION = "diag_rules:generation"
@@ -172,15 +173,18 @@ def _written(values: _Values) -> Mapping[str, str]:
 
 @lru_cache(maxsize=4096)
 def _level(promql: str, per: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the labels of the result: those of its first aggregation, or of its first part."""
+    """Return the labels of the result: those of its first aggregation or part, and those that are copied to it."""
     clause = _GROUPING.search(promql)
     if clause is None:
         return ()
     if clause[2] is not None:
         if clause[2] not in DECLARED:
             return _level(promql[clause.end() :], per)
-        return _level(DECLARED[clause[2]].promql, _labels(clause[3], per) if clause[3] else per)
-    return _labels(clause[1], per)
+        labels = _level(DECLARED[clause[2]].promql, _labels(clause[3], per) if clause[3] else per)
+    else:
+        labels = _labels(clause[1], per)
+    copied = _COPIED.search(promql)
+    return tuple(dict.fromkeys((*labels, *(_labels(copied[1], per) if copied else ()))))
 
 
 def _labels(written: str, per: tuple[str, ...]) -> tuple[str, ...]:

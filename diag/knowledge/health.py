@@ -111,7 +111,7 @@ FAILS_WHOLE = Signal(
 """A share of all answers hides a route that serves nothing, and a few answers at night are too few for a share."""
 SHEDS = Signal(
     "requests refused by a full queue / requests",
-    "$shed_requests[5m] / ($shed_requests[5m] + ($served_answers[5m] or $finished_requests[5m]) > 0)",
+    "$shed_share[5m]",
     "the full queue refuses {value} of the requests",
     "share",
 )

@@ -236,6 +236,18 @@ def test_a_full_queue_that_refuses_a_tenth_of_the_requests_is_no_health(
     assert is_told == [True] * (verdict != "healthy")
 
 
+@pytest.mark.parametrize(("refused", "expected"), [(0, "absent"), (0.2, "absent"), (4, "present")])
+def test_a_short_queue_is_full_by_the_requests_that_it_refuses(tmp_path: Path, refused: float, expected: str) -> None:
+    """With --max-num-queued-reqs 1 few requests wait, however many come."""
+
+    def shed(t: float) -> str:
+        rejected = f'vllm:admission_rejections_total{{model_name="tiny",reason="requests"}} {refused * t}\n'
+        return rejected * bool(refused)
+
+    short = partial(re.sub, r"(vllm:num_requests_waiting\{.*\}|\S*capacity\S*) \d+", r"\1 1")
+    assert state(judged(tmp_path, shed, "queue_saturation", short), "queue_saturation") == expected
+
+
 def test_streams_that_fail_after_their_status_was_sent_are_counted_by_the_engine(tmp_path: Path) -> None:
     def streams(t: float) -> str:
         done = f'vllm:request_success_total{{engine="0",finished_reason="error",model_name="tiny"}} {2 * t}\n'

@@ -33,7 +33,7 @@ SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
 
 def _by_role(of_model: str) -> str:
     """Return an expression over engines with the label of their part in disaggregated serving."""
-    return f"max by ($by, {MODEL}) (({of_model}) * on (instance) group_left (role) $roles[5m])"
+    return f"({of_model}) * on (instance) group_left (role) $roles[5m]"
 
 
 def _tokens_of_ranks(field: str) -> str:
