@@ -75,20 +75,7 @@ class DeclaredCommand:
             for field in inspect.signature(parameter.annotation).parameters.values():
                 if field.name in rows:
                     parameters.append(field.replace(default=defaults.get(field.name, field.default)))
-        kind = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Signature(
-            [
-                parameter.replace(
-                    kind=kind,
-                    default=None if rows[parameter.name][2].get("joined") else parameter.default,
-                    annotation=Annotated[
-                        list[str] | None if rows[parameter.name][2].get("joined") else parameter.annotation,
-                        _for_typer(*rows[parameter.name]),
-                    ],
-                )
-                for parameter in parameters
-            ]
-        )
+        return inspect.Signature([_option(parameter, *rows[parameter.name]) for parameter in parameters])
 
     @property
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
@@ -97,6 +84,13 @@ class DeclaredCommand:
 
 def _is_record(parameter: inspect.Parameter) -> bool:
     return hasattr(parameter.annotation, "_fields")
+
+
+def _option(parameter: inspect.Parameter, section: str, name: str, row: Mapping[str, Any]) -> inspect.Parameter:
+    """Return a field as a parameter of the command; one that is `joined` by commas may be given several times."""
+    kind, default = (list[str] | None, None) if row.get("joined") else (parameter.annotation, parameter.default)
+    annotation = Annotated[kind, _for_typer(section, name, row)]
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _for_typer(section: str, name: str, row: Mapping[str, Any]) -> Any:
