@@ -88,7 +88,9 @@ def _is_record(parameter: inspect.Parameter) -> bool:
 
 def _option(parameter: inspect.Parameter, section: str, name: str, row: Mapping[str, Any]) -> inspect.Parameter:
     """Return a field as a parameter of the command; one that is `joined` by commas may be given several times."""
-    kind, default = (list[str] | None, None) if row.get("joined") else (parameter.annotation, parameter.default)
+    is_joined = bool(row.get("joined"))
+    kind: Any = list[str] | None if is_joined else parameter.annotation
+    default = None if is_joined else parameter.default
     annotation = Annotated[kind, _for_typer(section, name, row)]
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

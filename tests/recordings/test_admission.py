@@ -79,6 +79,15 @@ def test_immediate_mitigation_is_no_restart(tmp_path: Path) -> None:
     assert [proposal.text for proposal in proposals if "restart it" in proposal.text.lower()] == []
 
 
+@pytest.mark.parametrize(("contexts", "is_proposed"), [(2, True), (40, False)])
+def test_a_prompt_is_admitted_by_its_first_chunk_only_where_few_whole_ones_fit(
+    tmp_path: Path, contexts: int, is_proposed: bool
+) -> None:
+    report = still(tmp_path, waiting=3, beside=f'diag_vllm_config{{flag="kv_cache_max_concurrency"}} {contexts}\n')
+    flags = [proposal.fix.flag for proposal in found(report, "admission_deadlock").proposals]
+    assert ("--no-scheduler-reserve-full-isl" in flags) == is_proposed
+
+
 def asked(**calls: int) -> str:
     """How often these paths were called, as vLLM's HTTP server counts them."""
     line = 'http_requests_total{{handler="/{}",method="POST",status="2xx"}} {}\n'

@@ -337,6 +337,24 @@ def test_graph_capture_without_progress_is_a_hang(tmp_path: Path) -> None:
     assert report.progress[0].state == "starting"
 
 
+@pytest.mark.parametrize(("path", "is_proposed"), [("nvlink", False), ("pix", True)])
+def test_the_path_between_two_gpus_tells_an_nvlink_that_nobody_counted(
+    tmp_path: Path, path: str, is_proposed: bool
+) -> None:
+    hang = log("cuda_graph_capture", CAPTURE, silent=390)
+    uncounted = (gpu(number, nvlink_active_links=None, **SPINS) for number in (0, 1))
+    report = judge(
+        tmp_path,
+        "",
+        hang,
+        TWO,
+        workers(1.0, 1.0),
+        *uncounted,
+        lambda _: [("diag_gpu_peer_info", ("0", "1", path), 1.0)],
+    )
+    assert ("--disable-custom-all-reduce" in fixes(report, "cuda_graph_capture_hang")) == is_proposed
+
+
 def test_progressing_graph_capture_is_no_hang(tmp_path: Path) -> None:
     moving = log("cuda_graph_capture", {**CAPTURE, "cuda_graph_capture": 100}, silent=20)
     report = judge(tmp_path, "", moving, workers(1.0))
