@@ -413,19 +413,21 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
         missing = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
         yield f"the value{'s' * (len(names) > 1)} of {missing}, which the text does not show"
-    if others := _of_others(command):
-        yield f"as one command: other branches of the script have {', '.join(others)}"
+    if some := _of_some_branches(command):
+        yield f"as one command: only some branches of the script have {', '.join(some)}"
     if "--env-file" in command.words[: command.arguments]:
         yield "the variables of an --env-file, a ConfigMap or a Secret, which the text does not show"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 
 
-def _of_others(command: Command) -> list[str]:
-    """Return the flags that only other branches of the script give, which the command as printed lacks."""
-    names = {option.name for option in command.given}
-    given = (option for branch in command.branches for option in branch.given if option.name not in names)
-    return [*dict.fromkeys(filter(None, (redaction.flag(option) for option in given)))][:_MOST_NAMED]
+def _of_some_branches(command: Command) -> list[str]:
+    """Return the flags that not all branches of the script give, whether the command as printed has them or not."""
+    branches = [{option.name: redaction.flag(option) for option in way.given} for way in (command, *command.branches)]
+    flags = {name: flag for branch in branches for name, flag in branch.items()}
+    return [flag for name, flag in flags.items() if flag and any(name not in branch for branch in branches)][
+        :_MOST_NAMED
+    ]
 
 
 def _models(command: Command) -> list[str]:

@@ -251,6 +251,13 @@ def test_two_decode_servers_are_peers(tmp_path: Path) -> None:
     assert named(report) == ["r1:8000"]
 
 
+def test_a_full_kv_cache_of_the_usual_size_is_no_smaller_one(tmp_path: Path) -> None:
+    small = Limits(num_gpu_blocks=400, max_num_seqs=128)
+    report = judged(tmp_path, fleet(small, replace(small, step=0.1), small, rate=2.0, prompts=(900, 900, 900)))
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == ID)
+    assert [one.text for one in finding.proposals if one.text.startswith("Give this replica")] == []
+
+
 @pytest.mark.parametrize(("blocks", "is_told"), [(400, True), (20_000, False)])
 def test_a_replica_with_a_smaller_kv_cache_is_told_so(tmp_path: Path, blocks: int, is_told: bool) -> None:
     """Requests wait for its KV cache, or for its sequence cap while the KV cache has room."""

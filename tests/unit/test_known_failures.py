@@ -27,6 +27,9 @@ COSTLY = re.compile(r"--gpu-reset|[Rr]eplace (?:it|the (?:GPU|card))|power it of
 USELESS = re.compile(r"(?i)^(?:check the (?:log|configuration)|see the log|roll back|report (?:it|this))[^,;]{0,20}\.$")
 
 
+OFFLOADS = "vllm/v1/simple_kv_offload/worker.py:register < vllm/v1/worker/gpu_model_runner.py:initialize_kv_cache"
+
+
 def around(failure: FailureKind) -> LogContext:
     """The log around the example."""
     platform, phase = (each[0] if each else "" for each in (failure.platforms, failure.phases))
@@ -511,6 +514,26 @@ def test_an_error_that_vllm_raises_is_told_by_its_source(
     assert found is not None
     assert means in found.means
     assert do in found.do
+
+
+@pytest.mark.parametrize(
+    ("text", "frames", "basis", "means"),
+    [
+        ("mat1 and mat2 shapes cannot be multiplied (4x8 and 9x2)", OFFLOADS, "by its place", "in the connector"),
+        ("mat1 and mat2 shapes cannot be multiplied (4x8 and 9x2)", "", "guess", ""),
+        ("three of four widgets frobnicate, the last does not", "", "guess", "Slurm's memory limit"),
+        ("NCCL error: unhandled system error", "", "named by the error", "Slurm's memory limit"),
+    ],
+    ids=["a component's frames", "torch's words", "beside an error with words", "beside a call that failed"],
+)
+def test_a_component_beats_a_guess_and_an_error_with_words_another_program(
+    text: str, frames: str, basis: str, means: str
+) -> None:
+    killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the tasks have been OOM Killed."
+    near = killed if "Slurm" in means else ""
+    found = known_failure([f"RuntimeError: {text}"], "0.33.0", "", frames, LogContext(near, "cuda", ""))
+    assert found is not None
+    assert (found.basis, means in found.means) == (basis, True)
 
 
 @pytest.mark.parametrize(

@@ -1965,13 +1965,13 @@ READ |= {
     "a chart's own helper for probes": (
         {
             "Chart.yaml": "name: c\n",
-            "values.yaml": "ready: {httpGet: {path: /health, port: 8000}, failureThreshold: 90}\n",
-            "templates/_helpers.tpl": '{{- define "c.probes" -}}\nreadinessProbe:\n  {{- toYaml .Values.ready | nindent 2 }}\n{{- end }}\n',  # noqa: E501
+            "values.yaml": "ready: {httpGet: {path: /health, port: 8000}, failureThreshold: 2}\n",
+            "templates/_helpers.tpl": '{{- define "c.probes" -}}\nlivenessProbe:\n  {{- toYaml .Values.ready | nindent 2 }}\n{{- end }}\n',  # noqa: E501
             "templates/d.yaml": POD.replace("spec: {template: {spec: {containers: [{name: vllm, image: 'vllm/vllm-openai:v0.25.1', args: %s}]}}}",  # noqa: E501
             'spec:\n  template:\n    spec:\n      containers:\n      - name: vllm\n        image: vllm/vllm-openai:v0.25.1\n        args: [org/m]\n{{- include "c.probes" . | nindent 8 }}'),  # noqa: E501
         },
         ["v0.25.1 org/m"],
-        [set()],
+        [{"probe_kills_the_start"}],
     ),
     "a folded script with blocks, arguments that are templates themselves": (
         {
@@ -2050,3 +2050,16 @@ def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> N
     assert [*result["not_read"].values()] == [
         "a container starts /go.sh, which is not beside the file: lint the script"
     ]
+
+
+@pytest.mark.parametrize(
+    ("other", "flags"),
+    [("", "--max-model-len"), ("--dtype half", "--max-model-len, --dtype"), ("--max-model-len 9", "")],
+    ids=["none", "another flag", "another value"],
+)
+def test_flags_that_not_every_branch_gives_are_named(tmp_path: Path, other: str, flags: str) -> None:
+    script = f'A="{other}"\nif [ -n "$BIG" ]; then A="--max-model-len 64"; fi\nvllm serve org/m --seed 1 $A\n'
+    (tmp_path / "r.sh").write_text(script)
+    (server,) = judged(tmp_path / "r.sh")
+    told = [note for note in server["not_checked"] if "branches of the script have" in note]
+    assert told == ([f"as one command: only some branches of the script have {flags}"] if flags else [])

@@ -684,8 +684,10 @@ def test_an_exception_in_a_script_is_no_error_of_a_request(tmp_path: Path, calle
     )
 
 
-def test_an_interrupted_start_is_told_as_such(tmp_path: Path) -> None:
-    report = judged(write(tmp_path, [*SCRIPT[:2], *RAISED, "KeyboardInterrupt"]))
+@pytest.mark.parametrize("behind", [[], ["tracker.py:9: UserWarning: resource_tracker: There appear to be 1 leaked x"]])
+def test_an_interrupted_start_is_told_as_such(tmp_path: Path, behind: list[str]) -> None:
+    report = judged(write(tmp_path, [*SCRIPT[:2], *RAISED, "KeyboardInterrupt", *behind]))
+    assert "leaked" not in told(report)
     assert report.verdict == "unknown"
     assert "Ctrl-C" in told(report) and "dmesg" not in told(report)
 
