@@ -2063,3 +2063,16 @@ def test_flags_that_not_every_branch_gives_are_named(tmp_path: Path, other: str,
     (server,) = judged(tmp_path / "r.sh")
     told = [note for note in server["not_checked"] if "branches of the script have" in note]
     assert told == ([f"as one command: only some branches of the script have {flags}"] if flags else [])
+
+
+def test_what_is_no_file_beside_a_launch_is_left_alone(tmp_path: Path) -> None:
+    """Was: diag waited for the writer of a FIFO."""
+    (tmp_path / "templates").mkdir()
+    for name in ("Chart.yaml", "values.yaml"):
+        (tmp_path / name).write_text("name: c\n")
+    for name in ("a.yaml", "_helpers.tpl"):
+        os.mkfifo(tmp_path / "templates" / name)
+    text = POD.replace("args: %s", "args: [m], envFrom: [{configMapRef: {name: c}}]")
+    (tmp_path / "templates" / "d.yaml").write_text(text + "# {{ .Values.name }}\n")
+    (server,) = judged(tmp_path / "templates" / "d.yaml")
+    assert "vllm/vllm-openai:v0.25.1 m" in server["read_as"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.files import read_yaml
+from diag.core.files import read_bytes, read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
 from diag.vllm.command.container import Container, inner, read_pod
 from diag.vllm.command.shell import BLOCK, folded
@@ -155,7 +155,7 @@ def _with_helpers(text: str, file: Path) -> str:
     """Write the images of a chart's own helpers as the values that they name, and their blocks in their places."""
     helpers = file.with_name("_helpers.tpl")
     with suppress(OSError):
-        content = helpers.read_text("utf-8", "replace")[:_MOST_BYTES] if file.suffix != ".tpl" else ""
+        content = read_bytes(helpers, _MOST_BYTES).decode("utf-8", "replace") if file.suffix != ".tpl" else ""
         bodies = {name: _LAST_END.sub("", _REMARK.sub("", body)) for name, body in _DEFINED.findall(content)}
         paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
         able = {name: path for name, path in paths.items() if path}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
-from diag.core.files import parse_yaml
+from diag.core.files import parse_yaml, read_bytes
 from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
@@ -104,7 +104,7 @@ def is_manifest(documents: Sequence[Any]) -> bool:
 def _objects(file: Path, _changed: int) -> list[Any]:
     """Return the objects of a file if others may name one of them; [] if it cannot be read."""
     with suppress(OSError, BadUsage):
-        content = file.read_text("utf-8", "replace")
+        content = read_bytes(file, _LONGEST_BESIDE).decode("utf-8", "replace")
         return parse(content, file.name) if _NAMED.search(content) else []
     return []
 
@@ -116,9 +116,7 @@ def beside(file: Path, text: str) -> list[Any]:
         return documents
     for other in islice(sorted(file.absolute().parent.glob("*.y*ml")), _MOST_DOCUMENTS):
         with suppress(OSError):
-            status = other.stat()
-            if other.name != file.name and status.st_size < _LONGEST_BESIDE:
-                documents += _objects(other, status.st_mtime_ns)
+            documents += _objects(other, other.stat().st_mtime_ns) if other.name != file.name else []
     able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
     return [part for part in documents if able[_kind(part), inner(part, "metadata").get("name")] == 1]
 
