@@ -194,7 +194,7 @@ def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
 def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator[Diagnosis]:
     """Yield one diagnosis per subject: present if it held at some instant, else absent if not at the last one."""
     table = decision_table(incident, window, queries)
-    instants = tuple((table.instants / 1000).tolist())
+    instants = queries.times(window)
     for place, subject in enumerate(table.subjects):
         state, last = STATES[int(table.decided[place])], int(table.last[place])
         is_present = state == "present"

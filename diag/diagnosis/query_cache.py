@@ -78,6 +78,8 @@ class QueryCache:
         self.unanswered: set[str] = set()
         self._cache: dict[tuple[str, int, int], _Result] = {}
         self._subjects: dict[tuple[str, ...], list[Subject]] = {}
+        self._instants: dict[Window, Instants] = {}
+        self._times: dict[Window, tuple[float, ...]] = {}
 
     def at(self, instants: Instants) -> "QueryCache":
         """Return a cache of the same source, judged at other instants."""
@@ -127,9 +129,17 @@ class QueryCache:
 
     def instants(self, window: Window) -> Instants:
         """Return every instant from the first full window on; if no window is full, the last instant alone."""
-        times = self.source.instants
-        full = times[times - self.source.first >= window.seconds * 1000 - 1]
-        return full if len(full) else times[-1:]
+        if window not in self._instants:
+            times = self.source.instants
+            full = times[times - self.source.first >= window.seconds * 1000 - 1]
+            self._instants[window] = full if len(full) else times[-1:]
+        return self._instants[window]
+
+    def times(self, window: Window) -> tuple[float, ...]:
+        """Return those instants in unix seconds, once for all incidents that are judged over the window."""
+        if window not in self._times:
+            self._times[window] = tuple((self.instants(window) / 1000).tolist())
+        return self._times[window]
 
     def ask(
         self, asked: Part | Signal | str, per: tuple[str, ...], window: Window, instants: Instants | None = None
