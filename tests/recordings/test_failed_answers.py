@@ -238,7 +238,7 @@ def test_a_full_queue_that_refuses_a_tenth_of_the_requests_is_no_health(
 
 @pytest.mark.parametrize(("refused", "expected"), [(0, "absent"), (0.2, "absent"), (4, "present")])
 def test_a_short_queue_is_full_by_the_requests_that_it_refuses(tmp_path: Path, refused: float, expected: str) -> None:
-    """With --max-num-queued-reqs 1 few requests wait, however many come."""
+    """Requests beyond the one that waits are refused (--max-num-queued-reqs 1)."""
 
     def shed(t: float) -> str:
         rejected = f'vllm:admission_rejections_total{{model_name="tiny",reason="requests"}} {refused * t}\n'

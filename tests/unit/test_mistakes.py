@@ -91,7 +91,7 @@ MISTAKES = [
         PARTS,
         "\nttft_count: requests =",
         "\nttft_count; requests =",
-        ":36: 'ttft_count; requests = $first_tokens' must be",
+        ":38: 'ttft_count; requests = $first_tokens' must be",
     ),
     (PARTS, "{within ", "{wthin ", ":37: 'wthin' is not defined (did you mean within?)"),
     (LINT, 'severity = "error"', 'severity = "eror"', "severity must be error, warning or info, not 'eror'"),
