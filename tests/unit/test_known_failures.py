@@ -19,6 +19,7 @@ from diag.knowledge.known_failures import (
     table,
     told_by_others,
 )
+from diag.knowledge.raised_errors import raised_by_vllm
 from diag.vllm.flags.registry import known
 
 NEAR_MISSES = (LOGS / "near_misses.tsv").read_text(encoding="utf-8").splitlines()
@@ -578,3 +579,11 @@ def test_the_errors_of_vllm_are_those_of_its_source(tmp_path: Path) -> None:
             [1, 0, 1, "--block-size", "This platform has no pages of ", " tokens"],
         ]
     }
+
+
+def test_a_short_message_without_a_place_may_be_that_of_another_program() -> None:
+    text = "ValueError: Unsupported hash function: md5"
+    assert raised_by_vllm(text) is None
+    told = raised_by_vllm(text, "vllm/utils/hashing.py:get_hash_fn_by_name")
+    assert told is not None
+    assert told.module == "vllm/utils/hashing.py"
