@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -436,18 +436,27 @@ def own_incident(text: bytes) -> str:
         return str([incident.title for incident in load(Path(folder)) if incident.id == "users_own"])
 
 
-_NAME = re.compile(
-    rb"((?:server|current-context|context|cluster|user|name)\W[^,}\n]*"
-    rb"|[\r\n] *(?:cluster|user|- name|name): [^\r\n{\"']*)" + MARKER.encode()  # in a block a comma is a name's
-)
+_SHOWN = ("server", "current-context", "context", "cluster", "user", "name")
+
+
+def _shown_names(document: Any) -> Iterator[str]:
+    """Addresses and names of a kubeconfig, which are shown and no secrets."""
+    if isinstance(document, dict):
+        yield from (str(document[key]) for key in _SHOWN if key in document)
+        document = list(document.values())
+    if isinstance(document, list):
+        for part in document:
+            yield from _shown_names(part)
 
 
 def kubeconfig(text: bytes) -> str:
     """A kubeconfig, whose token no message shows."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "config")
-        text = text.replace(b"exec:", b"exec_:")  # a plugin is run: it is trusted
-        file.write_bytes(_NAME.sub(rb"\1host", text))  # an address and a name are no secrets
+        file.write_bytes(text.replace(b"exec:", b"exec_:"))  # a plugin is run: it is trusted
+        with suppress(DiagError):
+            if any(MARKER in name for name in _shown_names(read_yaml(file))):
+                return ""
         os.environ["KUBECONFIG"] = str(file)
         try:
             where, address, _ = cluster_of("inference/app=vllm")
