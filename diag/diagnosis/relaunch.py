@@ -106,8 +106,8 @@ def lint_findings(running: Running, quotes: Sequence[Quote]) -> tuple[Proposal, 
 
     command = command_in(running.launch)
     if command is None:
-        unknown = (re.match(r".*error: unrecognized arguments: (.*)", quote.text, re.DOTALL) for quote in quotes)
-        words = next((match[1].split() for match in unknown if match), [])
+        unknown = (re.match(r".*unrecognized arguments: (?!(vllm )?serve\b)(.*)", quote.text, re.S) for quote in quotes)
+        words = next((match[2].split() for match in unknown if match), [])
         command = command_in(shlex.join(["vllm", "serve", "MODEL", *words])) if words else None
     if command is None:
         return ()

@@ -147,6 +147,15 @@ def test_lint_judges_the_arguments_in_the_line_where_the_command_is_not_known(tm
     assert "hush" not in markdown.render(judged(str(tmp_path)))
 
 
+def test_of_the_word_serve_the_kind_of_failure_says_more_than_lint(tmp_path: Path) -> None:
+    found = finding(failed(tmp_path, ["vllm: error: unrecognized arguments: serve /models/tiny"]), "startup_failed")
+    texts = [proposal.text for proposal in found.proposals]
+    assert not [text for text in texts if "diag lint" in text]
+    assert "leave `vllm serve` out" in terminal.render(
+        failed(tmp_path / "told", ["vllm: error: unrecognized arguments: serve /models/tiny"])
+    ).replace("\n              ", " ")
+
+
 def test_lint_reports_nothing_for_a_valid_command(tmp_path: Path) -> None:
     found = finding(failed(tmp_path, of_engine("ValueError: bad"), "vllm serve m --max-num-seqs 8"), "startup_failed")
     assert not [proposal for proposal in found.proposals if "diag lint" in proposal.text]

@@ -314,6 +314,13 @@ FI_MOE = "flashinfer/fused_moe/core.py:forward"
     ("frames", "nearby", "platform", "version", "option"),
     [
         (f"flashinfer/mla.py:run < {MLA}", "x", "cuda", "0.24.0", "--attention-backend TRITON_MLA,"),
+        (
+            "vllm/model_executor/layers/attention/mla_attention.py:bind",
+            "x",
+            "cuda",
+            "0.28.0",
+            "--attention-backend TRITON_MLA,",
+        ),
         (DENSE, "x", "cuda", "0.24.0", "--attention-backend TRITON_ATTN,"),
         (DENSE, LISTED, "cuda", "0.24.0", "--attention-backend FLASHINFER,"),
         (DENSE, "x", "cuda", "0.12.0", "VLLM_ATTENTION_BACKEND=TRITON_ATTN,"),
