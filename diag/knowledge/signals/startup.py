@@ -48,6 +48,9 @@ MOST_LONGER = 1.33
 """Mean lengths of two times of one load differ by up to 1.07 (kv_cascade, kv_cascade_base)."""
 MOST_REQUESTS = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy)."""
+AS_MANY_TOKENS, BY_LITTLE_MORE_LOAD = 1.05, 1.2
+"""Growth of tokens/s that is none (requests that run / ITL: Little's law), and what it may add to ITL at 80 % of the
+capacity, where 5 % more load keep 20 % more requests in the server."""
 FEWEST_TOKENS, FEWEST_REQUESTS = 1000, 10
 """In either quarter of an hour; below them single requests decide (judged)."""
 SPEEDS = {"slower_decode": "ITL", "lower_throughput": "time per output token of the whole server"}
@@ -64,19 +67,24 @@ def _since(ago: str) -> str:
     factors = labelled("speed", {name: f"${part}_since_{ago}" for part, name in SPEEDS.items()})
     return f"""
     # one series, of the new release, if both times have one release each and these differ; caches are cold and kernels
-    # are compiled in the first minutes of a release
+    # are compiled in the first minute of a release
     upgraded_within_{ago}: bool =
-        ($release[{SPAN}] and on (instance, version) $release[5m] offset 20m and on (instance)
+        ($release[{SPAN}] and on (instance, version) $release[2m] offset 16m and on (instance)
         ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)
         (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))
         unless on (instance, version) $release[{SPAN}] offset {ago}
     running_growth_since_{ago}: ratio = {_change("running_average", ago)}
     peak_growth_since_{ago}: ratio = {_change("running_highest", ago)}
-    # growth of ITL beyond what more requests in a step explain; unknown if there are many more
+    itl_growth_since_{ago}: ratio = {_change("seconds_per_token", ago)}
+    # growth of ITL beyond what more requests in a step explain; if there are many more, they may be an effect: with as
+    # many tokens/s as before, and no higher peaks of the load, the requests only stay longer
     slower_decode_since_{ago}: ratio =
-        {_change("seconds_per_token", ago)}
+        $itl_growth_since_{ago}
         / (clamp_min($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}, 1)
         <= {MOST_REQUESTS})
+        or ($itl_growth_since_{ago} / {BY_LITTLE_MORE_LOAD}
+        and $running_growth_since_{ago} / $itl_growth_since_{ago} <= {AS_MANY_TOKENS}
+        and $peak_growth_since_{ago} / $running_growth_since_{ago} <= {MOST_REQUESTS})
     # the least factor by which tokens/s fell: requests wait all the time, so that the server runs at capacity
     lower_throughput_since_{ago}: ratio =
         $output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1
