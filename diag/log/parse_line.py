@@ -371,7 +371,8 @@ def read_timed_lines(path: Path, zone: tzinfo | None, year_hint: float, until: f
     at, begun = next((time for time, *_ in stated if time is not None), year_hint), False
     timed, answers = list[TimedLine](), list[int]()
     for time, line, number in [*stated, (until, "", 0)]:
-        if time is None and begun and UVICORN.match(line):
+        head = UVICORN.match(line) if time is None and begun else None
+        if head and parse_request(line[head.end() :]):
             answers.append(len(timed))
         elif time is not None:
             for place, answer in enumerate(answers, 1):

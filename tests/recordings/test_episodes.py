@@ -13,6 +13,7 @@ from support.scenarios import found, present
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.core.formatting import clock
 from diag.diagnosis.report import Report
 from diag.report import terminal
 from diag.report.answer import verdicts
@@ -143,9 +144,9 @@ def test_restart_on_a_page_alone_is_a_note_and_no_proof_of_health(tmp_path: Path
     """Eight requests were in flight before: whether they were answered, only the log tells."""
     report = server(tmp_path, 1200, every, down=((500, back),))
     assert (report.verdict, present(report)) == ("no_incident", set())
-    assert report.health.missing == (
-        ("requests before a restart", "the log of a restart with up to 8 requests in flight", "h:1"),
-    )
+    ((name, lacks, at),) = report.health.missing
+    assert (name, at) == ("requests before a restart", "h:1")
+    assert lacks == f"the log of the restart at {clock(BEGAN + back - 10)}, before which up to 8 requests were in flight"
     (dead,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == "engine_dead")
     assert (dead.state, len(dead.episodes), dead.ongoing) == ("absent", int(back > 600), False)
 
