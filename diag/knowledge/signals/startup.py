@@ -48,9 +48,11 @@ MOST_LONGER = 1.33
 """Mean lengths of two times of one load differ by up to 1.07 (kv_cascade, kv_cascade_base)."""
 MOST_REQUESTS = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy)."""
-AS_MANY_TOKENS, BY_LITTLE_MORE_LOAD = 1.05, 1.2
+AS_MANY_TOKENS, BY_LITTLE_MORE_LOAD, LEAST_GROWTH = 1.05, 1.2, 1.6
 """Growth of tokens/s that is none (requests that run / ITL: Little's law), and what it may add to ITL at 80 % of the
-capacity, where 5 % more load keep 20 % more requests in the server."""
+capacity, where 5 % more load keep 20 % more requests in the server; less growth of ITL than the last may be the load's."""
+COMES_AND_GOES = 0.6
+"""Requests running, least / most: below it they are no fixed number of clients, of which more bring no more tokens/s."""
 FEWEST_TOKENS, FEWEST_REQUESTS = 1000, 10
 """In either quarter of an hour; below them single requests decide (judged)."""
 SPEEDS = {"slower_decode": "ITL", "lower_throughput": "time per output token of the whole server"}
@@ -76,15 +78,16 @@ def _since(ago: str) -> str:
     running_growth_since_{ago}: ratio = {_change("running_average", ago)}
     peak_growth_since_{ago}: ratio = {_change("running_highest", ago)}
     itl_growth_since_{ago}: ratio = {_change("seconds_per_token", ago)}
-    # growth of ITL beyond what more requests in a step explain; if there are many more, they may be an effect: with as
-    # many tokens/s as before, and no higher peaks of the load, the requests only stay longer
+    # growth of ITL beyond what more requests in a step explain; if there are many more, they may be an effect: where
+    # their number comes and goes, with as many tokens/s as before and no higher peaks, they only stay longer
     slower_decode_since_{ago}: ratio =
         $itl_growth_since_{ago}
         / (clamp_min($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}, 1)
         <= {MOST_REQUESTS})
-        or ($itl_growth_since_{ago} / {BY_LITTLE_MORE_LOAD}
+        or (($itl_growth_since_{ago} > {LEAST_GROWTH}) / {BY_LITTLE_MORE_LOAD}
         and $running_growth_since_{ago} / $itl_growth_since_{ago} <= {AS_MANY_TOKENS}
-        and $peak_growth_since_{ago} / $running_growth_since_{ago} <= {MOST_REQUESTS})
+        and $peak_growth_since_{ago} / $running_growth_since_{ago} <= {MOST_REQUESTS}
+        and $requests_running_least_per_most[{SPAN}] < {COMES_AND_GOES})
     # the least factor by which tokens/s fell: requests wait all the time, so that the server runs at capacity
     lower_throughput_since_{ago}: ratio =
         $output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1
