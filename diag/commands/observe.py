@@ -17,8 +17,8 @@ from diag.diagnosis.build_report import build_report, merge_log_reports
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
-from diag.diagnosis.telemetry_checks import departures, not_measured, scrapes, vanished
 from diag.diagnosis.report import Observed, ObservedServer, Snapshot
+from diag.diagnosis.telemetry_checks import departures, not_measured, scrapes, vanished
 from diag.knowledge.catalog import load
 from diag.sources import source
 from diag.sources.observation import Observation

@@ -129,7 +129,7 @@ REPEATS = Signal(
     "{value} of the pages of 15 minutes repeat the page before",
     "share",
 )
-"""Each page and each token costs the API server CPU time: at most 30 % of real pages show none since the page before."""
+"""Each page and each token costs the API server CPU time: at most 30 % of real pages show none since the last one."""
 _ITL = "($itl_median[5m] by (instance, engine) and on (instance, engine) $itl_count[5m] by (instance, engine) >= 100)"
 SLOWEST_REPLICA = Signal(
     "slowest replica / its peers",

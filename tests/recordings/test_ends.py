@@ -90,7 +90,8 @@ def test_a_prefix_cache_that_is_lost_explains_the_queue_of_its_prefills(tmp_path
     limits = Limits(max_num_batched_tokens=2048, token=0.00045)
     report = judged(tmp_path, limits, every, 1200, lambda _: 1.5, 1600, cached=lambda t: 0.93 if t < 500 else 0.0)
     (lost,) = (each for each in report.present if each.diagnosis.primary)
-    assert (lost.diagnosis.incident.id, lost.proposals[0].text.split()[:4]) == (LOST, "Undo the last change".split())
+    assert lost.diagnosis.incident.id == LOST
+    assert lost.proposals[0].text.startswith("Undo the last change")
     assert abs((lost.diagnosis.since or 0) - BEGUN - 500) <= every + 15
     assert "queue_saturation" in {each.diagnosis.incident.id for each in report.present}
 
