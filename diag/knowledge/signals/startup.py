@@ -52,7 +52,7 @@ AS_MANY_TOKENS, LEAST_GROWTH = 1.05, 1.6
 """Growth of tokens/s that is none (requests that run / ITL: Little's law), and of ITL beyond what such a growth adds: at
 90 % of the capacity, 5 % more load keep 1.5 times as many requests in the server."""
 COMES_AND_GOES = 0.85
-"""Requests running, mean / most: above it, they may be a fixed number of clients, more of which add no tokens/s."""
+"""Requests running, mean / most: above it, it may be a fixed number of clients; more add no tokens/s."""
 FEWEST_TOKENS, FEWEST_REQUESTS = 1000, 10
 """In either quarter of an hour; below them single requests decide (judged)."""
 SPEEDS = {"slower_decode": "ITL", "lower_throughput": "time per output token of the whole server"}
