@@ -49,7 +49,7 @@ MOST_LONGER = 1.33
 MOST_REQUESTS = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy)."""
 AS_MANY_TOKENS, LEAST_GROWTH = 1.05, 1.6
-"""Growth of tokens/s that is none (requests that run / ITL: Little's law), and of ITL beyond what such a growth adds: at
+"""Growth of tokens/s that is none (requests that run / ITL: Little's law), and of ITL beyond what such growth adds: at
 90 % of the capacity, 5 % more load keep 1.5 times as many requests in the server."""
 COMES_AND_GOES = 0.85
 """Requests running, mean / most: above it, it may be a fixed number of clients; more add no tokens/s."""
