@@ -18,7 +18,7 @@ from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.report import Observed, ObservedServer, Snapshot
-from diag.diagnosis.telemetry_checks import not_measured
+from diag.diagnosis.telemetry_checks import departures, not_measured, scrapes, vanished
 from diag.knowledge.catalog import load
 from diag.sources import source
 from diag.sources.observation import Observation
@@ -110,6 +110,8 @@ def take_snapshot(options: ObserveOptions) -> Snapshot:
 def judge_observation(observation: Observation, contract: Contract, incidents: Sequence[Incident]) -> Snapshot:
     """Diagnose an observation."""
     cache = QueryCache(observation, contract)
+    scraped = scrapes(cache) if len(observation.instances) > 1 else {}
+    cache.gone = vanished(scraped)
     if contract.site.prefix != OWN:  # a page does not show how Prometheus renames its metrics
         incidents = tuple(incident for incident in incidents if incident.id != "scrape_renames_metrics")
     running = {instance: running_of(observation, instance) for instance in observation.instances}
@@ -125,6 +127,7 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
             ObservedServer(name, versions.get(name, ""), models.get(name, "")) for name in observation.instances
         ),
         notes=observation.notes,
+        defects=tuple(departures(scraped)),
         not_measured=() if observation.endings else not_measured(cache),
         mixed=tuple(observation.mixed.items()),
         endings=tuple(observation.endings.items()),

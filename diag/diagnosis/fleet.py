@@ -102,7 +102,6 @@ def _context(
 ) -> tuple[Observed, frozenset[str]]:
     """Return the servers and their scrapes, and the servers that are gone."""
     scraped = telemetry.scrapes(queries)
-    gone = frozenset(name for name, scrapes in scraped.items() if scrapes.last is not None)
     running = queries.ask(VERSIONS, ("instance",), queries.whole)
     versions = {instance_name(subject): label_value(subject, "version") for subject in running}
     observed = Observed(
@@ -119,8 +118,7 @@ def _context(
         defects=telemetry.defects(remote, scraped, incidents, queries),
         not_measured=telemetry.not_measured(queries),
     )
-    # if all are gone, they are judged as they were last
-    return observed, gone if gone < scraped.keys() else frozenset()
+    return observed, telemetry.vanished(scraped)
 
 
 # -- the servers that are worth a look --------------------------------------------------------------------------------

@@ -175,7 +175,9 @@ def _breaks(diagnoses: Sequence[Diagnosis], queries: QueryCache, *, has_log: boo
                 diagnosis.subject
             )
             if not goes_on[at] and last is not None and last[-1] > 0:
-                lacks = f"the log of a restart with up to {plural(round(last[-1]), 'request')} in flight"
+                started = float(instants[at + 1] / 1000 if began is None else np.nanmax(began[at:]))
+                requests = plural(round(last[-1]), "request")
+                lacks = f"the log of the restart at {clock(started)}, before which up to {requests} were in flight"
                 yield NotSeen("requests before a restart", lacks, diagnosis.server)
 
 

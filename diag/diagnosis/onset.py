@@ -123,7 +123,8 @@ def _first_scrape(
         usual, apart = _breaks(instants[(held == 1) & ~before], queries)
         for shown in runs(held[before], instants[before], apart)[-1:]:
             is_broken = (held[before][shown[-1] :] == 0).any() and until - instants[shown[-1]] / 1000 > apart
-            if not is_broken and (held[: shown[0]] == 0).any() and instants[shown[0]] - instants[0] > usual * 1000:
+            clean = max(usual, 2.5 * queries.source.interval * is_event)  # less than that before it is chance
+            if not is_broken and (held[: shown[0]] == 0).any() and instants[shown[0]] - instants[0] > clean * 1000:
                 first.append(int(shown[0]))
     return [float(instants[min(first)]) / 1000] if first else []
 

@@ -150,6 +150,18 @@ def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
     return by_server
 
 
+def vanished(scraped: Mapping[str, Scrapes]) -> frozenset[str]:
+    """Return the servers that are no longer scraped; none if that is true of all: they are judged as they were last."""
+    gone = frozenset(name for name, scrapes in scraped.items() if scrapes.last is not None)
+    return gone if gone < scraped.keys() else frozenset()
+
+
+def departures(scraped: Mapping[str, Scrapes]) -> Iterator[TelemetryDefect]:
+    """Yield the servers that are no longer scraped."""
+    if gone := {name: scrapes.last for name, scrapes in scraped.items() if scrapes.last is not None}:
+        yield TelemetryDefect("gone", frozenset(gone), max(gone.values()))
+
+
 def _counts(rows: Rows, least: int) -> Rows:
     """Return the rows that have counts of scrapes; implausible counts become NaN."""
     held = {who: np.where((row >= least) & (row < MOST_COUNTED), row, np.nan) for who, row in rows.items()}
@@ -196,8 +208,7 @@ def _scrape_defects(
     """Yield what is wrong with the scrapes: they ended, servers vanished, gaps, too long an interval, wrong names."""
     if late(remote):
         yield TelemetryDefect("ended", number=int(remote.instants[-1]) / 1000)
-    if gone := {name: scrapes.last for name, scrapes in scraped.items() if scrapes.last is not None}:
-        yield TelemetryDefect("gone", frozenset(gone), max(gone.values()))
+    yield from departures(scraped)
     if gaps := {name: scrapes.missing for name, scrapes in scraped.items() if scrapes.missing > MISSING}:
         yield TelemetryDefect("gaps", frozenset(gaps), max(gaps.values()))
 

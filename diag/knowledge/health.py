@@ -121,6 +121,15 @@ FLICKERS = Signal(
     "{value} of the scrapes of 15 minutes failed, with answers between them",
     "share",
 )
+_CPU = "process_cpu_seconds_total[15m]"
+REPEATS = Signal(
+    "scrapes that repeat the page before / scrapes",
+    f"1 - max by ($by) (changes({_CPU})) / (max by ($by) (count_over_time({_CPU})) - 1 >= 10)"
+    " and (max by ($by) ($tokens_and_requests_processed[15m]) > 0)",
+    "{value} of the pages of 15 minutes repeat the page before",
+    "share",
+)
+"""Each page and each token costs the API server CPU time: at most 30 % of real pages show none since the last one."""
 _ITL = "($itl_median[5m] by (instance, engine) and on (instance, engine) $itl_count[5m] by (instance, engine) >= 100)"
 SLOWEST_REPLICA = Signal(
     "slowest replica / its peers",
@@ -152,6 +161,11 @@ CONTRADICTED = (
         PARTS[0],
         FLICKERS.above(0.5, judged("what the pages between show is not seen")),
         "most pages: {value} of the scrapes of the last 15 minutes failed, with answers between them",
+    ),
+    (
+        PARTS[0],
+        REPEATS.above(0.8, judged("each page is a minute old then, at a scrape interval of 15 s")),
+        "fresh pages: {value} of the last 15 minutes repeat the page before with all counters (a cache)",
     ),
     (
         PARTS[1],

@@ -9,6 +9,7 @@ line is marked as such.
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, tzinfo
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -354,21 +355,29 @@ class TimedLine(NamedTuple):
     number: int
 
 
-def read_timed_lines(path: Path, zone: tzinfo | None, year_hint: float) -> list[TimedLine]:
+def read_timed_lines(path: Path, zone: tzinfo | None, year_hint: float, until: float = 0.0) -> list[TimedLine]:
     """Read a recorded log, to be fed to a `ServerLog` of the same zone up to any moment.
 
     If the log is larger than FIRST and LAST bytes, the part between them is skipped. The times never go back; a line
-    without a time has that of the line before, or of the first line that has one. `year_hint` is a unix time at or
-    after the end of the log, such as that of the recording's last scrape.
+    without a time has that of the line before, or of the first line that has one. Answers without a time are spread
+    evenly up to the next time, or up to `until`, the end of the recording: an idle server logs nothing else.
+    `year_hint` is a unix time at or after the end of the log, such as that of the recording's last scrape.
     """
     parser, stated = LineParser(zone), []
     for number, raw in read_lines(path):
         for line in split_redrawn(raw):
             parsed = parser.parse(line[:MOST_CHARACTERS], year_hint)
             stated.append((next((part.at for part in parsed if part.at is not None), None), line, number))
-    at = next((time for time, *_ in stated if time is not None), year_hint)
-    timed = []
-    for time, line, number in stated:
-        at = at if time is None else max(at, time)
+    at, begun = next((time for time, *_ in stated if time is not None), year_hint), False
+    timed, answers = list[TimedLine](), list[int]()
+    for time, line, number in [*stated, (until, "", 0)]:
+        head = UVICORN.match(line) if time is None and begun else None
+        if head and parse_request(line[head.end() :]):
+            answers.append(len(timed))
+        elif time is not None:
+            for place, answer in enumerate(answers, 1):
+                timed[answer] = timed[answer]._replace(at=at + max(time - at, 0.0) * place / (len(answers) + 1))
+            at, begun, answers = max(at, time), True, []
         timed.append(TimedLine(at, line, number))
-    return timed
+    latest = accumulate((line.at for line in timed[:-1]), max)
+    return [line._replace(at=moment) for line, moment in zip(timed, latest, strict=False)]

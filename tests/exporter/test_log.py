@@ -263,6 +263,16 @@ def test_the_lines_of_a_recording_come_with_times_that_never_go_back(tmp_path: P
     assert found[3][1] == head("02:00:04") + "b"
 
 
+def test_answers_without_a_time_are_spread_up_to_the_next_one(tmp_path: Path) -> None:
+    """An idle server that refuses every request logs nothing else: its last answers belong to all of the recording."""
+    answer = 'INFO:     10.0.0.1:4000 - "POST /v1/completions HTTP/1.1" 401 Unauthorized\n'
+    path = tmp_path / "server.log"
+    path.write_text(f"{answer}{head('02:00:00')}a\n{answer}b\n{answer}{head('02:00:30')}c\n" + 2 * answer)
+    spread = read_timed_lines(path, UTC, NOW, at("02:01:00"))
+    assert [moment - at("02:00:00") for moment, *_ in spread] == [0, 0, 10, 10, 20, 30, 40, 50]
+    assert [moment - at("02:00:00") for moment, *_ in read_timed_lines(path, UTC, NOW)][-2:] == [30, 30]
+
+
 def test_a_recording_can_be_fed_up_to_any_moment() -> None:
     known = read_timed_lines(RECORDINGS / "tp2_long_stall/server.log", UTC, NOW)
     state = ServerLog(UTC)

@@ -48,6 +48,7 @@ def judged(
     return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", scrapes()))]))
 
 
+LOST = "prefix_cache_ineffective"
 CROWDED = Limits(max_num_seqs=8)
 
 
@@ -82,6 +83,40 @@ def test_a_hit_rate_that_fell_inside_of_a_recording_was_not_low_before(tmp_path:
     since = found(report, "prefix_cache_ineffective").diagnosis.since
     assert since is not None
     assert abs(since - BEGUN - 300) <= every + 15
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_a_prefix_cache_that_is_lost_explains_the_queue_of_its_prefills(tmp_path: Path, every: float) -> None:
+    limits = Limits(max_num_batched_tokens=2048, token=0.00045)
+    report = judged(tmp_path, limits, every, 1200, lambda _: 1.5, 1600, cached=lambda t: 0.93 if t < 500 else 0.0)
+    (lost,) = (each for each in report.present if each.diagnosis.primary)
+    assert lost.diagnosis.incident.id == LOST
+    assert lost.proposals[0].text.startswith("Undo the last change")
+    assert abs((lost.diagnosis.since or 0) - BEGUN - 500) <= every + 15
+    assert "queue_saturation" in {each.diagnosis.incident.id for each in report.present}
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_many_more_requests_that_share_nothing_are_the_load_and_no_lost_cache(tmp_path: Path, every: float) -> None:
+    limits = Limits(max_num_batched_tokens=2048, token=0.00045)
+    cached, rate = lambda t: 0.93 if t < 500 else 0.0, lambda t: 0.7 if t < 500 else 1.5
+    report = judged(tmp_path, limits, every, 1200, rate, 1600, cached=cached)
+    assert LOST not in {each.diagnosis.incident.id for each in report.present if each.diagnosis.primary}
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_a_cascade_is_dated_by_its_preemptions(tmp_path: Path, every: float) -> None:
+    preempting: list[float] = []
+
+    def note(engine: Engine, time: float) -> None:
+        if engine.count["vllm:num_preemptions_total"] > sum(preempting[-1:]):
+            preempting.append(time)
+
+    limits = Limits(num_gpu_blocks=900, max_num_batched_tokens=2048, token=0.00005)
+    report = judged(tmp_path, limits, every, 900, lambda t: 0.9 if t < 400 else 2.2, 500, 400, change=note)
+    since = found(report, "kv_eviction_cascade").diagnosis.since
+    assert since is not None
+    assert abs(since - BEGUN - preempting[0]) <= every + 15
 
 
 def test_a_hit_rate_that_was_always_low_is_told_as_before(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from support.scenarios import found, present
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.core.formatting import clock
 from diag.diagnosis.report import Report
 from diag.report import terminal
 from diag.report.answer import verdicts
@@ -143,8 +144,10 @@ def test_restart_on_a_page_alone_is_a_note_and_no_proof_of_health(tmp_path: Path
     """Eight requests were in flight before: whether they were answered, only the log tells."""
     report = server(tmp_path, 1200, every, down=((500, back),))
     assert (report.verdict, present(report)) == ("no_incident", set())
-    assert report.health.missing == (
-        ("requests before a restart", "the log of a restart with up to 8 requests in flight", "h:1"),
+    ((name, lacks, at),) = report.health.missing
+    assert (name, at) == ("requests before a restart", "h:1")
+    assert (
+        lacks == f"the log of the restart at {clock(BEGAN + back - 10)}, before which up to 8 requests were in flight"
     )
     (dead,) = (each.diagnosis for each in report.findings if each.diagnosis.incident.id == "engine_dead")
     assert (dead.state, len(dead.episodes), dead.ongoing) == ("absent", int(back > 600), False)
@@ -153,6 +156,44 @@ def test_restart_on_a_page_alone_is_a_note_and_no_proof_of_health(tmp_path: Path
 def test_restart_without_requests_is_healthy(tmp_path: Path) -> None:
     report = server(tmp_path, 1200, 15, down=((500, 602),), running=lambda t: 0 if 400 < t < 620 else 8)
     assert (report.verdict, present(report)) == ("healthy", set())
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_replica_that_left_discovery_leaves_the_verdict_to_the_others(tmp_path: Path, every: float) -> None:
+    """Its pages end in order; one that ends with scrapes that fail is dead, and no server left may be called well."""
+
+    def replicas(failing: bool) -> Iterator[rewriting.Scrape]:
+        for t in np.arange(0.0, 900.0, every).tolist():
+            yield BEGAN + t, "h:1", page(t, t + 7200, BEGAN - 7200, 0)
+            if t < 600 or failing:
+                yield BEGAN + t, "h:2", page(t, t + 7200, BEGAN - 7200, 0) if t < 600 else ""
+
+    left, died = (
+        doctor.run(ObserveOptions([str(rewriting.write(tmp_path / str(failing), replicas(failing)))]))
+        for failing in (False, True)
+    )
+    assert (left.verdict, left.gone, [defect.kind for defect in left.observed.defects]) == (
+        "healthy",
+        ("h:2",),
+        ["gone"],
+    )
+    assert (died.verdict, died.gone) == ("critical", ())
+
+
+@pytest.mark.parametrize(
+    ("every", "kept", "verdict"), [(10, 150, "no_incident"), (5, 60, "no_incident"), (10, 20, "healthy")]
+)
+def test_pages_of_a_cache_that_keeps_them_for_minutes_prove_no_health(
+    tmp_path: Path, every: float, kept: float, verdict: str
+) -> None:
+    def copies() -> Iterator[rewriting.Scrape]:
+        for t in np.arange(0.0, 700 // kept * kept + kept + every, every).tolist():
+            old = t - t % kept
+            cpu = f"process_cpu_seconds_total {700 + old / 10}\n"
+            yield BEGAN + t, "h:1", page(old, old + 7200, BEGAN - 7200, 0) + cpu
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "copies", copies(), copied=True))]))
+    assert (report.verdict, present(report)) == (verdict, set())
 
 
 @pytest.mark.parametrize("every", [2, 5])

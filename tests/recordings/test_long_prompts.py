@@ -76,6 +76,13 @@ def test_a_pause_of_seconds_in_every_minute_is_no_health(tmp_path: Path, every: 
     assert abs(diagnosis.since - (BEGUN + 200)) <= every + 5
 
 
+@pytest.mark.parametrize("every", [5, 15])
+def test_short_pauses_in_every_third_answer_are_no_health(tmp_path: Path, every: float) -> None:
+    """Pauses of 1.3 s take 8 % of the time of each stream, and one half of the answers has one."""
+    report = judged(tmp_path, every, range(200, 900, 15), 900, tokens=11_000)
+    assert (report.verdict, found(report, INCIDENT).diagnosis.severity) == ("warning", "warning")
+
+
 HEALTHY: dict[str, tuple[list[float], dict[str, float]]] = {
     "one in an hour": ([1000], {"end": 3600}),
     "five at once, every ten minutes": ([at + k / 5 for at in (300, 900, 1500) for k in range(5)], {"end": 2000}),

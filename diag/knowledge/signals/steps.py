@@ -28,6 +28,9 @@ FULL_LINK, HALF_FULL_LINK = 0.7, 0.4
 MUCH_PAUSED, PAUSED = 0.12, 0.03
 """Shares of decode time in stream pauses: the most that a window may hold of short ones, and less than what one pause
 of 2.5 s, the default ITL SLO, takes of every minute of a stream: 4 %."""
+PAUSED_ANSWERS = 0.33
+"""Stream pauses per answer while long prompts come all the time: 0.3 - 2.8 where these are the cause, at most 0.19 on
+healthy servers with long prompts."""
 IDLE = 0.1
 """Utilisation below which a GPU takes no part in the work of the server."""
 MUCH_WAITING = 0.2

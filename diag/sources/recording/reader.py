@@ -157,14 +157,14 @@ def _texts(value: object, file: Path) -> tuple[str, ...]:
 class RecordedLog:
     """Replays a log beside the scrapes of its server; times are unix seconds."""
 
-    def __init__(self, file: Path, shown: str, zone: tzinfo, first: float) -> None:
-        """`shown` is its path in messages, `first` the time of a scrape: the lines lack the year."""
+    def __init__(self, file: Path, shown: str, zone: tzinfo, first: float, span: float) -> None:
+        """`shown` is its path in messages, `first` the time of a scrape, `span` the seconds from there to the last."""
         from diag.log.parse_line import read_timed_lines, skipped_note
         from diag.log.server_log import ServerLog
 
         self.state = ServerLog(zone, shown)
         self._begun = False
-        self._rest = deque(read_timed_lines(file, zone, first))
+        self._rest = deque(read_timed_lines(file, zone, first, first + span))
         self.skipped = skipped_note(file)
 
     def until(self, at: float, page: bytes) -> Sequence[Reading]:
@@ -192,6 +192,7 @@ class _Gathered:
     log_file: Path
     log_shown: str
     log_zone: tzinfo
+    span: float
     keep: bool
     kept: dict[str, list[RecordedScrape]] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
@@ -246,7 +247,7 @@ class _Gathered:
         is_first = self.targets.keys() <= {instance}  # the log is that of the first server
         if is_first and not is_exported and self.log_file.is_file():
             if instance not in self.logs:
-                self.logs[instance] = RecordedLog(self.log_file, self.log_shown, self.log_zone, at / 1000)
+                self.logs[instance] = RecordedLog(self.log_file, self.log_shown, self.log_zone, at / 1000, self.span)
             log = self.logs[instance].until(at / 1000, page if answers else b"")
         if header[1]:
             target.fail(at, reason, page, log)
@@ -277,7 +278,8 @@ def _gather(path: Path, keep: bool = False, shown: str = "") -> tuple[Path, Mapp
 
     about = read_about(file.parent)[1]
     place = Path(shown) if shown else file.parent
-    gathered = _Gathered(file.parent / LOG, str(place / LOG), _log_zone(about, file), keep)
+    span = _typed(float, about.get("span_seconds", 0.0), file)
+    gathered = _Gathered(file.parent / LOG, str(place / LOG), _log_zone(about, file), span, keep)
     try:
         for section, too_big in _sections(_decoded(file, gathered), gathered):
             whole = section[: len(section) - gathered.torn] if gathered.torn < len(section) else b""
