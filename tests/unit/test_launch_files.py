@@ -1766,7 +1766,7 @@ READ = {
     ),
     "the first argument chooses": (
         {"r.sh": 'if [ "$1" = small ]; then M=org/a; else M=org/b; fi\nvllm serve $M --swap-space 4\n'},
-        ["vllm serve org/a --swap-space 4"],
+        ["vllm serve org/b --swap-space 4"],
         [{"removed_flag"}],
     ),
     "arguments of Vertex": (
@@ -2053,16 +2053,21 @@ def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("other", "flags"),
-    [("", "--max-model-len"), ("--dtype half", "--max-model-len, --dtype"), ("--max-model-len 9", "")],
-    ids=["none", "another flag", "another value"],
+    ("other", "told"),
+    [
+        ("", "only some branches of the script have --max-model-len"),
+        ("--dtype half", "only some branches of the script have --max-model-len, --dtype"),
+        ("--max-model-len 9", "branches of the script have other values of --max-model-len"),
+        ("--max-model-len 64", ""),
+    ],
+    ids=["none", "another flag", "another value", "the same"],
 )
-def test_flags_that_not_every_branch_gives_are_named(tmp_path: Path, other: str, flags: str) -> None:
+def test_flags_that_not_every_branch_gives_are_named(tmp_path: Path, other: str, told: str) -> None:
     script = f'A="{other}"\nif [ -n "$BIG" ]; then A="--max-model-len 64"; fi\nvllm serve org/m --seed 1 $A\n'
     (tmp_path / "r.sh").write_text(script)
     (server,) = judged(tmp_path / "r.sh")
-    told = [note for note in server["not_checked"] if "branches of the script have" in note]
-    assert told == ([f"as one command: only some branches of the script have {flags}"] if flags else [])
+    notes = [note for note in server["not_checked"] if "branches of the script have" in note]
+    assert notes == ([f"as one command: {told}"] if told else [])
 
 
 def test_what_is_no_file_beside_a_launch_is_left_alone(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch, Unfollowed
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
+from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
@@ -141,6 +142,7 @@ _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILIN
 _RUNTIME = re.compile(r"^[ \t]*kind: (?:Cluster)?ServingRuntime\b", re.MULTILINE)
 _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ", re.MULTILINE)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
 _LONGEST_SCRIPT = 2**16
@@ -466,9 +468,7 @@ def _parse_shell(
             raise
     functions = _functions(text.split("\n"))
     steps = _inlined(steps, functions)
-    emptied = {
-        step.path[-1][0]: test for step in steps if step.path and step.path[-1][1] == 0 and (test := _test(step))
-    }
+    usual, names = usual_ways(steps, functions, _assignments)
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -476,16 +476,24 @@ def _parse_shell(
     servers: dict[int, list[Command]] = {}
 
     def run(chosen: Mapping[int, int]) -> None:
-        active = [(at, step) for at, step in enumerate(steps) if all(chosen[block] == way for block, way in step.path)]
-        for at, command in _run(active, version, folder, variables, emptied):
-            if (command.words, command.model) not in [(one.words, one.model) for one in servers.setdefault(at, [])]:
+        ways = {block: OWN_OPTIONS if usual.get(block) == OWN_OPTIONS else way for block, way in chosen.items()}
+        active = [
+            (at, step)
+            for at, step in enumerate(steps)
+            if not step.is_pattern and all(ways[block] == way for block, way in step.path)
+        ]
+        others = {block: names[block] for block, way in ways.items() if block in names and usual.get(block, way) != way}
+        for at, command in _run(active, version, folder, variables, others):
+            if not any(one.is_like(command) for one in servers.setdefault(at, [])):
                 servers[at].append(command)
 
-    for turn in range(runs):
-        run({block: turn if turn in branches else -1 for block, branches in taken.items()})
+    turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
+    run({**turns[0], **usual})
     for at, step in enumerate(steps):
         if step.path and at not in servers and _serve_end(step.words) is not None and len(servers) < _MOST_SERVERS:
-            run({**dict.fromkeys(taken, -1), **dict(step.path)})
+            run({**turns[0], **usual, **dict(step.path)})
+    for turn in turns:
+        run(turn)
     if not servers:
         held = [(step.line, text) for step in steps for text in _assignments(step.words).values() if _HELD.match(text)]
         if held:  # CMD="vllm serve m"; start "$CMD"
@@ -513,15 +521,6 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
-
-
-def _test(step: Statement) -> tuple[str, bool] | None:
-    """Return the variable that a test asks for its emptiness, and True for -z; None for another command."""
-    words = [*step.words, "", "", ""]
-    if words[0] in ("[", "[[", "test") and words[1] in ("-z", "-n") and words[3] in ("]", "]]", ""):
-        name = _VARIABLE.fullmatch(words[2].replace(":-}", "}"))
-        return (name[1] or name[2], words[1] == "-z") if name else None
-    return None
 
 
 def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
@@ -605,16 +604,17 @@ def _run(
     version: str,
     folder: Path | None,
     variables: Mapping[str, str],
-    emptied: Mapping[int, tuple[str, bool]],
+    others: Mapping[int, Collection[str]],
 ) -> Iterator[tuple[int, Command]]:
     """Yield the servers that commands of a script start, each with the number of its command.
 
-    `emptied` has the variable whose emptiness an if tests, and True if its branch is that of an empty one.
+    `others` has the variables which lead to a branch only if they have other values than those of the script.
     """
     commands, paths = list[tuple[int, list[str]]](), {at: step.path for at, step in steps}
     arrays, launched = dict[str, list[str]](), dict[str, list[str]]()  # arrays, and those that are a server's command
     for at, (name, words, *_) in steps:
-        filled, use = [part for word in words for part in arrays.get(word, [word])], f"${{{name.removesuffix('+')}[@]}}"
+        use = f"${{{name.removesuffix('+')}[@]}}"
+        filled = [part for word in words for part in arrays.get(_ARRAY_USE.sub(r"${\1[@]}", word), [word])]
         if name.endswith("+") and use in launched:
             launched[use] += filled[: _MOST_WORDS - len(launched[use])]
         elif name and _serve_end(words) is None:
@@ -627,29 +627,31 @@ def _run(
     exported: dict[str, str] = {}
     is_alone = len(commands) == 1
     for at, words in commands:
-        tested = [(*emptied[block], way) for block, way in paths[at] if block in emptied]
-        for name in [name for name, is_empty, way in tested if (way == 0) != is_empty and environment.get(name) == ""]:
-            environment.pop(name)  # its value comes from elsewhere
+        for name in {name for block, _ in paths[at] for name in others.get(block, ())} & environment.keys():
+            environment.pop(name)
             plain.pop(name, None)
-        filled = []
+        filled, absent = [], []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
             named = re.fullmatch(r"\$\{?(\w+)\}?", word) if isinstance(word, Bare) else None
             if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
                 filled += map(Bare.of, environment[named[1]].split())
+            elif named and filled and environment.get(named[1]) == "":
+                absent.append(named[1])
             else:
                 filled += value.split() if " " in value and "$" not in value else [word]
         filled = _of_cloud_run(filled) or filled
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
-            yield at, server._replace(exported=(*passed_on, *server.exported))
+            yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
         assigned = {}
         for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
             own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
             assigned[name] = _expand(value, {**plain, **own})
-            if (name, True, 0) in tested and "$(" in environment.get(name, ""):  # computed, and the value if it failed
-                assigned[name] = f"${{{name}:-{assigned[name]}}}"
+            if ":-" in assigned[name] and assigned[name].count("$") > 1:  # a default names another variable
+                usual = {other: default(text) for other, text in environment.items()}
+                assigned[name] = _expand(assigned[name], _plain(usual))
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
@@ -685,7 +687,9 @@ def _find_servers(
     if inner:
         location = elsewhere(words)
         try:
-            started = _parse_shell(inner, version, None if location else folder, _assignments(words))
+            started = _parse_shell(
+                inner, version, None if location else folder, {**environment, **_assignments(words)}
+            )
         except BadUsage:
             return
         for server in started:
