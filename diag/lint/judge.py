@@ -52,7 +52,7 @@ _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|/|$)")
 """vLLM's version in the name of a file or a folder, such as vllm_0.9.2.sif."""
 _GIVEN_IF = re.compile(r"\$\{(\w{1,60}):?\+.*\}", re.DOTALL)
 """Words that are there if a variable is set."""
-_HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
+_HIDDEN = PLACEHOLDER
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
 _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|stable)(?:[-_][\w.-]*)?)?|.*\$.*")
 """Images whose tag stands for a release as new as can be, or whose tag the text does not show."""

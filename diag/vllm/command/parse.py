@@ -142,6 +142,8 @@ _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILIN
 _RUNTIME = re.compile(r"^[ \t]*kind: (?:Cluster)?ServingRuntime\b", re.MULTILINE)
 _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ", re.MULTILINE)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+\})")
+"""A folder whose root, or whose name, the text does not show."""
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
@@ -815,7 +817,8 @@ def _by_default(text: str) -> str:
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Fill in the variables that the text itself sets."""
     plain = _plain(environment)
-    return [_expand(word, plain) for word in words]
+    partly = {name: text for name, text in environment.items() if _PATH.fullmatch(text) and not is_secret(name)}
+    return [_expand(word, {**partly, **plain}) for word in words]
 
 
 def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:
