@@ -411,7 +411,16 @@ def is_default(value: object) -> bool:
     return any(match[2] and not _SCHEDULERS.match(match[0]) for match in named)
 
 
-def with_default(name: str, value: str) -> str:
-    """Return the variable of that name, with its default if a shell can write it."""
-    is_plain = name.isidentifier() and not re.search(r"[{}$`\\]", value)
-    return f"${{{name}:-{value}}}" if is_plain else f"${variable_name(name)}"
+def with_default(name: str, value: object) -> str:
+    """Return the variable of that name, with its default if a shell can write it; without one for None and False."""
+    text = "" if value is None or value is False else str(value)
+    is_plain = name.isidentifier() and not re.search(r"[{}$`\\]", text)
+    return f"${{{name}:-{text}}}" if is_plain else f"${variable_name(name)}"
+
+
+def usual(value: Any) -> Any:
+    """Return a value with the defaults of its variables; ValueError if one has none."""
+    text = default(value) if isinstance(value, str) else value
+    if isinstance(text, str) and "$" in text:
+        raise ValueError
+    return text

@@ -108,7 +108,7 @@ def _show_word(word: str, before: str, is_program: bool, image: str) -> str:
         return word if word in VARIABLES else f"{word}={placeholder(word)}"
     if name == "--env" and _NAME.fullmatch(value):
         return word if value in VARIABLES else f"{word}={placeholder(value)}"
-    if assigned:
+    if assigned and word not in _WORDS:
         option, variable, text = assigned.groups()
         kept = text if PLACEHOLDER.fullmatch(text) else redaction.variable(variable, text)
         return f"{option}{variable}={kept or placeholder(variable)}"
