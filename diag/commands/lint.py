@@ -22,7 +22,8 @@ from diag.report.lint_formats import FORMATS
 from diag.vllm.command import redaction
 from diag.vllm.command.charts import chart_of
 from diag.vllm.command.command import NOTATIONS, Command
-from diag.vllm.command.parse import MOST_BYTES, is_existing, own_scripts
+from diag.vllm.command.dockerfile import started_files
+from diag.vllm.command.parse import MOST_BYTES, is_existing
 from diag.vllm.gpus import visible_gpus
 
 
@@ -56,7 +57,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
     files = [targets] if isinstance(targets, str) and options.foreign else launch_files(targets)
     several = files != ([targets] if isinstance(targets, str) else [*targets]) or len(files) > 1
     held = {script for text in files for script in _scripts(text)} if len(files) > 1 else ()
-    files = [text for text in files if Path(text) not in held]
+    files = [text for text in files if Path(text).absolute() not in held]
     judged: list[LintReport] = []
     unread: dict[str, str] = {}
     for text in files:
@@ -95,12 +96,12 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
 
 
 def _scripts(text: str) -> Iterable[Path]:
-    """Return the scripts that the containers of a file start: they are judged there."""
+    """Return the scripts and Dockerfiles beside a file that its containers start: they are judged there."""
     name = Path(text).name.lower() if "\n" not in text else ""
     if not name.endswith((".yml", ".yaml")) and "dockerfile" not in name:
         return ()
     with suppress(OSError):
-        return own_scripts(Path(text).read_text(encoding="utf-8", errors="replace"), Path(text)).values()
+        return started_files(Path(text).read_text(encoding="utf-8", errors="replace"), Path(text))
     return ()
 
 

@@ -126,7 +126,7 @@ class Judge:
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
                 is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
                 is_unstated=source == UNSTATED,
-                text=whole,
+                text="\n".join(filter(None, (whole, command.dockerfile))),
             )
             targets.append(target)
             findings = _of_branches(target)

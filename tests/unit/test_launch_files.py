@@ -550,7 +550,7 @@ TABLE = {
     "a benchmark": ("s.sh", "python3 -m vllm.entrypoints.cli.main bench serve --rate 1\nvllm serve m", [{}]),
     "an overlay of Compose": (
         "c.yaml",
-        "services: {v: {build: ., entrypoint: [python3, -m, vllm.entrypoints.openai.api_server]}}\n",
+        "services: {v: {build: ./server, entrypoint: [python3, -m, vllm.entrypoints.openai.api_server]}}\n",
         [{}],
     ),
     "a container that is created only": (
@@ -2056,7 +2056,7 @@ def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> N
     ("other", "told"),
     [
         ("", "only some branches of the script have --max-model-len"),
-        ("--dtype half", "only some branches of the script have --max-model-len, --dtype"),
+        ("--dtype half", "only some branches of the script have --dtype, --max-model-len"),
         ("--max-model-len 9", "branches of the script have other values of --max-model-len"),
         ("--max-model-len 64", ""),
     ],

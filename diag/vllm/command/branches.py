@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt, ne
 
-from diag.vllm.command.shell import Statement
+from diag.vllm.command.shell import NOTATIONS, Statement
 
 NONE, OWN_OPTIONS = -3, -4
 """The branch of a case whose patterns do not match, and of one that reads the options of the script itself."""
@@ -14,19 +14,25 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _DECLARING = ("export", "declare", "typeset", "readonly", "local")
 _NUMBERS: Mapping[str, Callable[[float, float], bool]]
 _NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
+_SETTINGS = re.compile(r"env|conf|setting|secret|\.sh$|\$")
+_SET_ELSEWHERE = re.compile(NOTATIONS["patterns"]["branches_set_elsewhere"])
 _OPTION = re.compile(r"--?[\w?]")
 
 
 def usual_ways(
-    steps: Sequence[Statement], functions: Sequence[str], assignments: Callable[[Sequence[str]], Mapping[str, str]]
+    steps: Sequence[Statement],
+    functions: Sequence[str],
+    assignments: Callable[[Sequence[str]], Mapping[str, str]],
+    given: Mapping[str, str],
 ) -> tuple[dict[int, int], Mapping[int, set[str]]]:
     """Return the branch of each block that the text decides, and the variables that decide it.
 
-    They have the script's own values, and the defaults; it gets no arguments. `functions` has the function of each
-    line; its arguments are unknown.
+    They have the script's own values, those that are `given`, and the defaults; others are unset, and the script gets
+    no arguments. `functions` has the function of each line; its arguments are unknown.
     """
     names: dict[int, set[str]] = {}
-    values: dict[str, str | None] = {}
+    values: dict[str, str | None] = {**given}
+    is_open = any(step.words[:1] in (["source"], ["."]) and _SETTINGS.search(step.words[-1]) for step in steps)
     ways: dict[int, int] = {}
     subjects: dict[int, str | None] = {}
     results: dict[tuple[int, int], bool | None] = {}
@@ -52,7 +58,9 @@ def usual_ways(
         elif step.decides:
             is_in_function = bool(functions[min(step.line, len(functions) - 1)])
             arguments = {} if is_in_function else {**dict.fromkeys("@*123456789", ""), "#": "0"}
-            holds = _joined(step.joint, results.get(step.decides), test(step.words, {**arguments, **values}))
+            read = [name or braced for name, braced, *_ in _VARIABLE.findall(" ".join(step.words))]
+            unset = dict.fromkeys((name for name in read if not (is_open or _SET_ELSEWHERE.fullmatch(name))), "")
+            holds = _joined(step.joint, results.get(step.decides), test(step.words, {**unset, **arguments, **values}))
             results[step.decides] = holds
             before = [results.get((block, other)) for other in range(branch)]
             if ways.get(block, -1) in (-1, branch) and not any(one is not False for one in before):
@@ -62,6 +70,8 @@ def usual_ways(
         elif around and step.words[:1] in (["exit"], ["return"]):
             ways.pop(around[-1][0], None)  # without its arguments the script ends there
         else:
+            if step.words[:1] in (["for"], ["read"], ["select"], ["mapfile"], ["readarray"]):
+                values |= dict.fromkeys(step.words[1:])
             options |= {step.words[2]} if step.words[:1] == ["getopts"] and len(step.words) > 2 else set()
             is_certain = all(number in ways for number, _ in around)
             declared = step.words[step.words[:1] != [] and step.words[0] in _DECLARING :]

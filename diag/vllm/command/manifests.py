@@ -73,7 +73,7 @@ class Writing(NamedTuple):
     """A launch in some notation: `name` names the notation, `command` is the shell command of the same launch.
 
     `is_here` is True if its folders are those of this host; `place` is the service, the container or the function. With
-    a `suffix`, `command` is the text of such a file.
+    a `suffix`, `command` is the text of such a file. `dockerfile` is the text of which the image is built.
     """
 
     name: str
@@ -83,6 +83,7 @@ class Writing(NamedTuple):
     place: str = ""
     line: int = 0
     suffix: str = ""
+    dockerfile: str = ""
 
 
 def is_yaml(text: str) -> bool:
@@ -433,7 +434,9 @@ class _Reader(NamedTuple):
             build = "" if is_named or "build" in node else vllm_image
             is_public = charts.is_published(node, words)
             around = around and around._replace(build=build, is_public=around.is_public or is_public)
-            yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
+            around = around and around._replace(baked=tuple(node.get("baked") or ()))
+            writing = Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
+            yield writing._replace(dockerfile=str(node.get("dockerfile") or ""))
 
     # -- KServe
 

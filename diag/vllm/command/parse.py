@@ -1,12 +1,11 @@
 """Parse a launch of vLLM: the words of a shell script, and each notation of `writings` as such words."""
 
-import json
 import re
 import shlex
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise, takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -134,7 +134,6 @@ _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
 _VALUES = "a container of Helm values"
 _ENDS = re.compile(NOTATIONS["patterns"]["parse_ends"])
-_STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(NOTATIONS["patterns"]["parse_job_gpus"])
@@ -147,7 +146,6 @@ _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
-_LONGEST_SCRIPT = 2**16
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
@@ -189,13 +187,12 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
-    for start, script in own_scripts(text, file).items():
-        text = text.replace(start, f'["bash", "-c", {json.dumps(script.read_text("utf-8", "replace"))}, "--"')
+    text = with_scripts(text, file)
     is_yaml = file.suffix in (".yaml", ".yml")
     try:
         started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
     except NoLaunch:
-        program = _STARTS_SCRIPT.search(text) if "vllm" in text else None
+        program = STARTS_SCRIPT.search(text) if "vllm" in text else None
         is_vllms = _OF_ITS_IMAGE.search(text)
         if not program and not (is_vllms and _IS_DOCKERFILE.search(text)):
             raise
@@ -204,20 +201,6 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
     return tuple(one if one.line <= last else one._replace(line=last) for one in started)
-
-
-def own_scripts(text: str, file: Path) -> dict[str, Path]:
-    """Return the scripts beside a Dockerfile or a Compose file that its containers start, by what starts each."""
-    scripts: dict[str, Path] = {}
-    for start in islice(_STARTS_SCRIPT.finditer(text) if "vllm" in text else (), _MOST_BRANCHES):
-        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
-        copied = re.search(place, text, re.MULTILINE)
-        able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
-        script = next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
-        with suppress(BadUsage):
-            content = _content(str(script)) or b""
-            scripts |= {start[0]: script} if b"vllm" in content and len(content) < _LONGEST_SCRIPT else {}
-    return scripts
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -259,7 +242,7 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     documents = manifests.parse(text, printable(str(file)))
     if "$modelSpec.vllmConfig" in text:
         raise NoLaunch(f"{file} is a template of the production stack: lint its values")
-    documents = [*overlaid(documents, file)]
+    documents = built(overlaid(documents, file), file)
     read = manifests.containers(documents, version, manifests.beside(file, text))
     launches = manifests.templated(read, text)
     if launches:
@@ -397,7 +380,7 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
 def _commands(launches: Sequence[Writing], version: str, folder: Path | None, text: str) -> tuple[Command, ...]:
     """Parse the launches that start a server; only Python runs on this host."""
     commands: list[Command] = []
-    (pinned, beside), lines = _named(text), text.splitlines()
+    lines = text.splitlines()
     error = NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
     for launch in launches[:_MOST_SERVERS]:
         try:
@@ -411,6 +394,7 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
             error = failure if isinstance(failure, NoLaunch) else error
             continue
         line = launch.line or _line(lines, launch.place, [command.line for command in commands])
+        pinned, beside = _named(launch.dockerfile or text)
         for command in started:
             box = launch.container or command.container
             if launch.name == manifests.SCRIPT:  # of a host, which starts a container
@@ -426,6 +410,7 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
                     elsewhere=command.elsewhere or ("" if launch.is_here else "in the container"),
                     pinned=command.pinned or ("" if has_wheel else pinned),
                     beside=command.beside or beside,
+                    dockerfile=launch.dockerfile,
                 )
             )
     if not commands:
@@ -470,7 +455,7 @@ def _parse_shell(
             raise
     functions = _functions(text.split("\n"))
     steps = _inlined(steps, functions)
-    usual, names = usual_ways(steps, functions, _assignments)
+    usual, names = usual_ways(steps, functions, _assignments, variables)
     taken: dict[int, set[int]] = {}
     for block, branch in (way for step in steps for way in step.path):
         taken.setdefault(block, set()).add(branch)
@@ -511,7 +496,7 @@ def _parse_shell(
         job = job._replace(nodes=int(nodes[1]) if nodes else 1, product=gpus[1] or "")
     return tuple(
         first._replace(
-            branches=tuple(others),
+            branches=(*others, *first.branches),
             line=steps[at].line,
             path=steps[at].path,
             place=functions[min(steps[at].line, len(functions) - 1)],
