@@ -143,6 +143,8 @@ _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ",
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+\})")
 """A folder whose root, or whose name, the text does not show."""
+_SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
+"""A variable that a script sets, and its here-documents may name."""
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
@@ -304,10 +306,11 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     except BadUsage as error:
         refused = refused or error
     commands: list[Command] = []
+    variables = {name: value for name, value in _SET.findall(text) if not is_secret(name)}
     for document in here_documents(text):  # kubectl apply -f - <<EOF
         with suppress(BadUsage):
             if re.match(r"\s*(?:#!|set -[a-z]*e)", document) or notation(document):  # cat >run.sh <<EOF
-                started = _parse_shell(document, version, None)
+                started = _parse_shell(document, version, None, variables)
                 commands += [one._replace(writing=notation(document), pinned=_named(text)[0]) for one in started]
             else:
                 commands += _commands(writings(document, "", version), version, None, text)

@@ -40,6 +40,8 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     **{ast.LtE: operator.le, ast.Is: operator.is_, ast.IsNot: operator.is_not},
     **{ast.In: lambda first, second: first in second, ast.NotIn: lambda first, second: first not in second},
 }
+_TEXT_METHODS = ("lower", "upper", "strip", "rstrip", "split", "removeprefix", "removesuffix")
+_LONGEST_TEXT = 1000
 _ALTERING = ("insert", "remove", "pop", "reverse", "sort", "clear")
 _LARGEST = 10**18
 _DEEPEST = 20
@@ -221,7 +223,7 @@ class _Values:
         """Return the value of an expression, a variable of that name if the source does not show it."""
         try:
             return self._literal(node, 0)
-        except (_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
+        except (_UnknownValue, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
             return _variable(name)
 
     def _literal(self, node: ast.expr, depth: int) -> Any:
@@ -261,9 +263,12 @@ class _Values:
                 value = self._literal(rest[0], depth + 1) if rest else None
                 if "environ" in ast.unparse(node.func) or ast.unparse(node.func) == "os.getenv":
                     return self._assumed(name, value)
-            case ast.Call(func=ast.Attribute(value=holder, attr="lower" | "strip" as kind), args=[]):
-                value = usual(self._literal(holder, depth + 1))
-                return getattr(str(value), kind)()
+            case ast.Call(func=ast.Attribute(value=holder, attr=kind), args=given) if kind in _TEXT_METHODS:
+                values = [usual(self._literal(part, depth + 1)) for part in (holder, *given)]
+                if all(isinstance(value, str) and len(value) < _LONGEST_TEXT for value in values):
+                    return getattr(values[0], kind)(*values[1:])
+            case ast.Subscript(value=holder, slice=place):
+                return self._literal(holder, depth + 1)[self._literal(place, depth + 1)]
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 return self._literal(body if usual(self._literal(test, depth + 1)) else orelse, depth + 1)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
@@ -323,7 +328,6 @@ class _Source(_Values):
             and isinstance(node.value, ast.Name)
             and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
         }
-        at_top = {*tree.body}
         for node in nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
                 continue
@@ -332,9 +336,9 @@ class _Source(_Values):
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
             for name, value in pairs:
-                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant | ast.Attribute)
-                if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
+                if isinstance(name, ast.Name) and stored[name.id] == 1:
                     self._values[name.id] = value
+                    self._changed -= {name.id} if isinstance(value, ast.Constant | ast.JoinedStr) else set()
         self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
         self._parameters = _parameters(nodes, self._calls, stored)
         self._environment = self._read_environment(nodes)
@@ -538,7 +542,7 @@ class _Source(_Values):
             if isinstance(statement, ast.If):
                 is_missing = _is_missing(statement.test)  # "if x:" and "if not x:" exclude each other
                 test, self._is_certain = "$CONDITION", True
-                with suppress(_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
+                with suppress(_UnknownValue, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
                     value = self._literal(statement.test, 0)
                     if self._is_certain:
                         lines += self._script(statement.body if value else statement.orelse, name, is_joined)
@@ -565,6 +569,9 @@ class _Source(_Values):
         if isinstance(added, ast.IfExp):
             ways = [self._lines(way, name, is_joined) for way in (added.body, added.orelse)]
             return ["if $CONDITION; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"]
+        with suppress(_UnknownValue, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
+            if usual(self._literal(added, 0)) in ("", []):
+                return []
         if not isinstance(added, ast.List | ast.Tuple):
             return [f"command+=({_variable(_named(added))})"]
         listed = ast.List(added.elts)

@@ -413,7 +413,7 @@ def is_default(value: object) -> bool:
 
 def with_default(name: str, value: object) -> str:
     """Return the variable of that name, with its default if a shell can write it; without one for None and False."""
-    text = "" if value is None or value is False else str(value)
+    text = "" if value is None or value is False or value == [] else str(value)
     is_plain = name.isidentifier() and not re.search(r"[{}$`\\]", text)
     return f"${{{name}:-{text}}}" if is_plain else f"${variable_name(name)}"
 
