@@ -78,7 +78,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
                 if is_file and not str(error).startswith("--"):  # the file is wrong, not the usage
                     raise NoLaunch(str(error)) from error
                 raise
-            if not isinstance(error, NoLaunch) or isinstance(error, Unfollowed):
+            if (not isinstance(error, NoLaunch) and not _is_beside(text)) or isinstance(error, Unfollowed):
                 name = redaction.name(text) or "a file whose name is not shown"
                 unread[name] = str(error).removeprefix(text).lstrip(":, ")
             continue
@@ -103,6 +103,13 @@ def _scripts(text: str) -> Iterable[Path]:
     with suppress(OSError):
         return started_files(Path(text).read_text(encoding="utf-8", errors="replace"), Path(text))
     return ()
+
+
+def _is_beside(text: str) -> bool:
+    """Return True for a template of a chart that has no container: a Service, an autoscaler, its notes."""
+    with suppress(OSError):
+        return "/templates/" in text and "image:" not in Path(text).read_text(encoding="utf-8", errors="replace")
+    return False
 
 
 def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> bool:

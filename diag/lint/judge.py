@@ -428,8 +428,10 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
 
 def _of_some_branches(command: Command) -> tuple[list[str], list[str]]:
     """Return the flags that not all branches of the script give, and those with several values."""
-    branches = [{one.name: (redaction.flag(one), one.values) for one in way.given} for way in (command, *command.branches)]
-    values: dict[str, set[object]] = {}
+    branches = [
+        {one.name: (redaction.flag(one), one.values) for one in way.given} for way in (command, *command.branches)
+    ]
+    values: dict[str, set[tuple[str, tuple[str, ...]]]] = {}
     for name, pair in (pair for branch in branches for pair in branch.items()):
         values.setdefault(name, set()).add(pair)
     flags = {name: next(flag for flag, _ in pairs) for name, pairs in values.items()}

@@ -11,7 +11,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import read_bytes, read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
 from diag.vllm.command.container import Container, inner, read_pod
-from diag.vllm.command.shell import BLOCK, folded
+from diag.vllm.command.shell import BLOCK, COMMENT, folded
 from diag.vllm.flags.registry import known, release
 
 _EXPRESSION, _HOLE, _LOOP, _TAG, _TEST = (
@@ -60,7 +60,7 @@ def filled(text: str, file: Path) -> str:
             break
     else:
         return text
-    text = _with_helpers(text, file)
+    text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), _with_helpers(text, file))
     for written, instead in _REWRITTEN:
         text = written.sub(instead, text)
     for name, path in dict(_NAMED_VALUES.findall(text)).items():

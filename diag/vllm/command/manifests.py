@@ -106,7 +106,7 @@ def _objects(file: Path, _changed: int) -> list[Any]:
     """Return the objects of a file if others may name one of them; [] if it cannot be read."""
     with suppress(OSError, BadUsage):
         content = read_bytes(file, _LONGEST_BESIDE).decode("utf-8", "replace")
-        return parse(content, file.name) if _NAMED.search(content) else []
+        return parse(charts.filled(content, file), file.name) if _NAMED.search(content) else []
     return []
 
 
@@ -171,7 +171,9 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     is_linked = inner(pod, "spec").get("enableServiceLinks") is not False
     is_linked = is_linked and place in [(names.get("name"), names.get("namespace")) for names in linking]
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
-    leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
+    by_labels = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
+    # a chart's own helper writes the selector
+    leading = by_labels or [one for one in services if len(services) == 1 and one.get("selector", "") is None]
     is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
     has_ports = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
     is_served = bool(leading) or (has_ports and kind != "Pod")
@@ -433,10 +435,10 @@ class _Reader(NamedTuple):
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             build = "" if is_named or "build" in node else vllm_image
             is_public = charts.is_published(node, words)
-            around = around and around._replace(build=build, is_public=around.is_public or is_public)
-            around = around and around._replace(baked=tuple(node.get("baked") or ()))
-            writing = Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
-            yield writing._replace(dockerfile=str(node.get("dockerfile") or ""))
+            is_public = bool(around and around.is_public) or is_public
+            around = around and around._replace(build=build, is_public=is_public, baked=node.get("baked", ()))
+            place, dockerfile = str(node.get("name") or ""), str(node.get("dockerfile") or "")
+            yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
 
     # -- KServe
 

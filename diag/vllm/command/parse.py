@@ -458,32 +458,11 @@ def _parse_shell(
             raise
     functions = _functions(text.split("\n"))
     steps = _inlined(steps, functions)
-    usual, names = usual_ways(steps, functions, _assignments, variables)
-    taken: dict[int, set[int]] = {}
-    for block, branch in (way for step in steps for way in step.path):
-        taken.setdefault(block, set()).add(branch)
-    runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
     servers: dict[int, list[Command]] = {}
-
-    def run(chosen: Mapping[int, int]) -> None:
-        ways = {block: OWN_OPTIONS if usual.get(block) == OWN_OPTIONS else way for block, way in chosen.items()}
-        active = [
-            (at, step)
-            for at, step in enumerate(steps)
-            if not step.is_pattern and all(ways[block] == way for block, way in step.path)
-        ]
-        others = {block: names[block] for block, way in ways.items() if block in names and usual.get(block, way) != way}
+    for active, others in _branches(steps, functions, variables):
         for at, command in _run(active, version, folder, variables, others):
-            if not any(one.is_like(command) for one in servers.setdefault(at, [])):
+            if len(servers) < _MOST_SERVERS and not any(map(command.is_like, servers.setdefault(at, []))):
                 servers[at].append(command)
-
-    turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
-    run({**turns[0], **usual})
-    for at, step in enumerate(steps):
-        if step.path and at not in servers and _serve_end(step.words) is not None and len(servers) < _MOST_SERVERS:
-            run({**turns[0], **usual, **dict(step.path)})
-    for turn in turns:
-        run(turn)
     if not servers:
         held = [(step.line, text) for step in steps for text in _assignments(step.words).values() if _HELD.match(text)]
         if held:  # CMD="vllm serve m"; start "$CMD"
@@ -511,6 +490,29 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     )
+
+
+def _branches(
+    steps: Sequence[Statement], functions: Sequence[str], variables: Mapping[str, str]
+) -> Iterator[tuple[list[tuple[int, Statement]], Mapping[int, set[str]]]]:
+    """Yield the commands of each way through a script, the usual one first, and the variables that lead elsewhere."""
+    usual, names = usual_ways(steps, functions, _assignments, variables)
+    taken: dict[int, set[int]] = {}
+    for block, branch in (way for step in steps for way in step.path):
+        taken.setdefault(block, set()).add(branch)
+    runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
+    turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
+    first = {**turns[0], **usual}
+    starts = [step for step in steps if step.path and _serve_end(step.words) is not None]
+    asides = [{**first, **dict(step.path)} for step in starts if any(first[block] != way for block, way in step.path)]
+    for chosen in (first, *asides[:_MOST_SERVERS], *turns):
+        ways = {block: OWN_OPTIONS if usual.get(block) == OWN_OPTIONS else way for block, way in chosen.items()}
+        active = [
+            (at, step)
+            for at, step in enumerate(steps)
+            if not step.is_pattern and all(ways[block] == way for block, way in step.path)
+        ]
+        yield active, {block: names[block] for block in names if usual.get(block, ways[block]) != ways[block]}
 
 
 def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
@@ -617,8 +619,8 @@ def _run(
     exported: dict[str, str] = {}
     is_alone = len(commands) == 1
     for at, words in commands:
-        for name in {name for block, _ in paths[at] for name in others.get(block, ())} & environment.keys():
-            environment.pop(name)
+        for name in {name for block, _ in paths[at] for name in others.get(block, ())}:
+            environment.pop(name, None)
             plain.pop(name, None)
         filled, absent = [], []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
@@ -640,8 +642,7 @@ def _run(
             own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
             assigned[name] = _expand(value, {**plain, **own})
             if ":-" in assigned[name] and assigned[name].count("$") > 1:  # a default names another variable
-                usual = {other: default(text) for other, text in environment.items()}
-                assigned[name] = _expand(assigned[name], _plain(usual))
+                assigned[name] = _expand(assigned[name], _plain({key: default(x) for key, x in environment.items()}))
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
@@ -677,9 +678,7 @@ def _find_servers(
     if inner:
         location = elsewhere(words)
         try:
-            started = _parse_shell(
-                inner, version, None if location else folder, {**environment, **_assignments(words)}
-            )
+            started = _parse_shell(inner, version, None if location else folder, {**environment, **_assignments(words)})
         except BadUsage:
             return
         for server in started:

@@ -263,6 +263,22 @@ class _Values:
                 value = self._literal(rest[0], depth + 1) if rest else None
                 if "environ" in ast.unparse(node.func) or ast.unparse(node.func) == "os.getenv":
                     return self._assumed(name, value)
+            case ast.JoinedStr(values=parts):
+                inner_parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
+                return "".join(str(self._literal(part, depth + 1)) for part in inner_parts)
+            case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
+                return text
+            case ast.Dict() | ast.Call():
+                entries = self._inner(node)
+                if isinstance(node, ast.Call) and _names(node.func)[1].endswith("Config") and not node.args:
+                    entries = node.keywords  # PoolerConfig(...)
+                if entries is not None and not any(entry.arg is None for entry in entries):
+                    return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
+        return self._computed(node, depth)
+
+    def _computed(self, node: ast.expr, depth: int) -> Any:
+        """Return the result of a test, a choice or a method of a text."""
+        match node:
             case ast.Call(func=ast.Attribute(value=holder, attr=kind), args=given) if kind in _TEXT_METHODS:
                 values = [usual(self._literal(part, depth + 1)) for part in (holder, *given)]
                 if all(isinstance(value, str) and len(value) < _LONGEST_TEXT for value in values):
@@ -285,17 +301,6 @@ class _Values:
                 if isinstance(second, int) and str(first).isdecimal():
                     first = int(first)
                 return _COMPARED[type(kind)](first, second)
-            case ast.JoinedStr(values=parts):
-                inner_parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
-                return "".join(str(self._literal(part, depth + 1)) for part in inner_parts)
-            case ast.Call(func=ast.Attribute(attr="from_cli"), args=[ast.Constant(value=str() as text)]):
-                return text
-            case ast.Dict() | ast.Call():
-                entries = self._inner(node)
-                if isinstance(node, ast.Call) and _names(node.func)[1].endswith("Config") and not node.args:
-                    entries = node.keywords  # PoolerConfig(...)
-                if entries is not None and not any(entry.arg is None for entry in entries):
-                    return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         raise _UnknownValue
 
 

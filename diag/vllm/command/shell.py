@@ -25,7 +25,7 @@ _DEEPEST = 64
 BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
 _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
 _CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
-_COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
+COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _FOLDED = re.compile(NOTATIONS["patterns"]["shell_folded"])
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
@@ -139,7 +139,13 @@ def statements(text: str) -> Iterator[Statement]:
             blocks.count += bool(is_test)
             decides = (blocks.count, 0) if is_test else blocks.way if testing and words else None
             yield Statement(
-                name, words, blocks.path(), token == "&" or token.startswith("&\n"), line, decides, joint if testing else ""
+                name,
+                words,
+                blocks.path(),
+                token == "&" or token.startswith("&\n"),
+                line,
+                decides,
+                joint if testing else "",
             )
             if is_test:
                 blocks.tested.append((blocks.count, 0 if token == "&&" else -1))
@@ -192,7 +198,7 @@ def filled_templates(text: str) -> str:
         return text
     text = _BEHIND.sub(lambda key: key[1] + " [$VALUES]" * bool(re.search(r"args|command", key[1])), text)
     lines, opened = list[str](), list[bool]()  # True behind an else
-    for line in _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
+    for line in COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
         block = BLOCK.fullmatch(line)
         if block and (block["opens"] or block["start"]):
             opened.append(False)
