@@ -106,9 +106,10 @@ def _scripts(text: str) -> Iterable[Path]:
 
 
 def _is_beside(text: str) -> bool:
-    """Return True for a template of a chart that has no container: a Service, an autoscaler, its notes."""
+    """Return True for a file without vLLM, and for a template of a chart without a container, such as a Service."""
     with suppress(OSError):
-        return "/templates/" in text and "image:" not in Path(text).read_text(encoding="utf-8", errors="replace")
+        content = Path(text).read_text(encoding="utf-8", errors="replace")
+        return not _VLLM.search(content) or ("/templates/" in text and "image:" not in content)
     return False
 
 
@@ -148,7 +149,8 @@ _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "ve
 _FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")  # what fills in templates
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
-_MENTION = re.compile(rb"vllm|LLMConfig|kind: InferenceService", re.IGNORECASE)
+_MENTION = re.compile(rb"vllm|LLMConfig|kind: InferenceService|^ +build:", re.IGNORECASE | re.MULTILINE)
+_VLLM = re.compile("vllm|LLMConfig|kind: InferenceService", re.IGNORECASE)
 _LAUNCH = re.compile(rb"vllm[\s\"',]+serve\b|vllm\.entrypoints|vllm/vllm-|LLMConfig\(")
 """A launch in a file too large to be one: tables of tokens and results of benchmarks mention vLLM, too."""
 

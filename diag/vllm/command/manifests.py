@@ -411,6 +411,7 @@ class _Reader(NamedTuple):
         if not vllm_image and not is_patch and "build" not in node:
             return
         options, environment = _variables(node)
+        place = str(node.get("name") or "")
         if WORKER.search(vllm_image) and not program and not words:
             arguments = from_variables(environment, self.version)
             if arguments:
@@ -420,7 +421,7 @@ class _Reader(NamedTuple):
             is_server = "vllm" in called_by.lower() and not _BESIDE.search(called_by)
             if is_pod and is_whole and pod.gpus and is_server:  # its arguments are not shown
                 command = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", "$ARGS"]
-                yield Writing(name, shlex.join(command), pod, place=str(node.get("name") or ""))
+                yield Writing(name, shlex.join(command), pod, place=place)
         elif not (program or words) and is_pod and not _KINDS.search(name):
             return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
@@ -437,8 +438,7 @@ class _Reader(NamedTuple):
             is_public = charts.is_published(node, words)
             is_public = bool(around and around.is_public) or is_public
             around = around and around._replace(build=build, is_public=is_public, baked=node.get("baked", ()))
-            place, dockerfile = str(node.get("name") or ""), str(node.get("dockerfile") or "")
-            yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
+            yield Writing(name, shlex.join(words), around, place=place, dockerfile=node.get("dockerfile", ""))
 
     # -- KServe
 

@@ -145,6 +145,7 @@ _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+
 """A folder whose root, or whose name, the text does not show."""
 _SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
 """A variable that a script sets, and its here-documents may name."""
+_VARIABLE_WORD = re.compile(r"\$\{?(\w+)\}?")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
@@ -625,7 +626,7 @@ def _run(
         filled, absent = [], []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
-            named = re.fullmatch(r"\$\{?(\w+)\}?", word) if isinstance(word, Bare) else None
+            named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
             if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
                 filled += map(Bare.of, environment[named[1]].split())
             elif named and filled and environment.get(named[1]) == "":
@@ -647,9 +648,7 @@ def _run(
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
         environment |= assigned
-        for variable in assigned:
-            plain.pop(variable, None)
-        plain |= _plain(assigned)
+        plain = {**{name: value for name, value in plain.items() if name not in assigned}, **_plain(assigned)}
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
 

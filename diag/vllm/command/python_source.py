@@ -300,6 +300,7 @@ class _Values:
                 first, second = (usual(self._literal(part, depth + 1)) for part in (left, right))
                 if isinstance(second, int) and str(first).isdecimal():
                     first = int(first)
+                first = None if second is None and first == "" else first  # a variable without a default
                 return _COMPARED[type(kind)](first, second)
         raise _UnknownValue
 
