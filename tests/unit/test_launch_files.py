@@ -2145,12 +2145,24 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
 
 def test_what_a_launch_does_by_default_is_read(tmp_path: Path) -> None:
     wrong = {}
-    around = {"image_not_pinned", "no_readiness_probe", "public_without_a_key", AGAIN, "model_not_in_a_volume", "gpu_limit_differs"}  # noqa: E501
+    around = {
+        "image_not_pinned",
+        "no_readiness_probe",
+        "public_without_a_key",
+        AGAIN,
+        "model_not_in_a_volume",
+        "gpu_limit_differs",
+    }
     for at, (case, (files, texts, note, rules)) in enumerate(USUAL.items()):
         servers = laid(tmp_path / str(at) / "c", files)
         read = [server["read_as"].replace('"', "") for server in servers]
         found = [{each["rule"] for each in server["findings"] if each["severity"] != "info"} for server in servers]
-        notes = " ".join(text for server in servers for text in server["not_checked"] if "branches" in text or "value" in text or "words" in text)  # noqa: E501
+        notes = " ".join(
+            text
+            for server in servers
+            for text in server["not_checked"]
+            if "branches" in text or "value" in text or "words" in text
+        )
         is_read = len(servers) == len(texts) and all(map(str.__contains__, read, texts))
         if not is_read or note not in notes or [names - around for names in found] != rules:
             wrong[case] = (read, notes, found)
