@@ -24,6 +24,8 @@ _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS = 8
 _LONGEST = 2**15
+BUILT = ("built",)
+"""The key, which no YAML has, of a service's Dockerfile and the secrets that it leaves in the image."""
 _LONGEST_SCRIPT = 2**16
 
 
@@ -139,7 +141,7 @@ def _scripts(text: str, file: Path) -> dict[str, tuple[str, Path | None]]:
 
 def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
     """Return the text of a file beside; "" if it cannot be read, or is too long."""
-    with suppress(OSError, BadUsage):
+    with suppress(OSError, BadUsage, ValueError):
         if file.is_file():
             return read_bytes(file, most).decode("utf-8", "replace").replace("\r\n", "\n")
     return ""
@@ -147,11 +149,15 @@ def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
 
 def started_files(text: str, file: Path) -> set[Path]:
     """Return the files beside which the containers of a file start: scripts, and Dockerfiles with theirs."""
+    builds: dict[Path, str] = {}
     with suppress(BadUsage):
-        from_builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
-        files = {Path(os.path.normpath(script.absolute())) for _, script in _scripts(text, file).values() if script}
-        return files.union(from_builds, *(started_files(_text(one), one) for one in from_builds))
-    return set()
+        builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
+    scripts = [
+        script
+        for one, place in ((text, file), *((text, place) for place, text in builds.items()))
+        for _, script in _scripts(one, place).values()
+    ]
+    return {*builds, *(_whole(script) for script in scripts if script)}
 
 
 def built(documents: Sequence[Any], file: Path) -> list[Any]:
@@ -164,7 +170,7 @@ def built(documents: Sequence[Any], file: Path) -> list[Any]:
     return joined
 
 
-def _built(service: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+def _built(service: Mapping[str, Any], file: Path) -> Mapping[Any, Any]:
     content, place = _of_build(service, file)
     if "vllm" not in content:
         return service
@@ -176,7 +182,7 @@ def _built(service: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
     pairs = [f"{name}={value}" for name, value in own.items()] if isinstance(own, dict) else _list(own)
     names = {str(pair).partition("=")[0] for pair in pairs}
     pairs = [*(f"{name}={value}" for name, value in stage.environment.items() if name not in names), *pairs]
-    node = {**service, "environment": pairs, "dockerfile": content, "baked": stage.baked}
+    node: dict[Any, Any] = {**service, "environment": pairs, BUILT: (content, stage.baked)}
     if stage.entrypoint is not None and "entrypoint" not in service:
         node["entrypoint"] = [*stage.entrypoint]
     if stage.command and not {"entrypoint", "command"} & service.keys():
@@ -199,7 +205,11 @@ def _builds(text: str, file: Path) -> dict[Path, str]:
     """Return the Dockerfiles beside a Compose file that its services are built of."""
     services = [node for one in parse_yaml(text, file.name) for node in inner(one, "services").values()]
     read = (_of_build(node, file) for node in services if isinstance(node, dict))
-    return {Path(os.path.normpath(place.absolute())): content for content, place in read if "vllm" in content}
+    return {_whole(place): content for content, place in read if "vllm" in content}
+
+
+def _whole(file: Path) -> Path:
+    return Path(os.path.normpath(file.absolute()))
 
 
 def _list(value: Any) -> list[Any]:

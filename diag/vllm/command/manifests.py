@@ -15,6 +15,7 @@ from diag.core.files import parse_yaml, read_bytes
 from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
+from diag.vllm.command.dockerfile import BUILT
 from diag.vllm.command.shell import filled_templates
 from diag.vllm.flags.registry import known
 
@@ -413,8 +414,7 @@ class _Reader(NamedTuple):
         options, environment = _variables(node)
         place = str(node.get("name") or "")
         if WORKER.search(vllm_image) and not program and not words:
-            arguments = from_variables(environment, self.version)
-            if arguments:
+            if arguments := from_variables(environment, self.version):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             pod = read_pod(spec, node, self.metrics, is_whole)
@@ -430,15 +430,15 @@ class _Reader(NamedTuple):
             options += ["--entrypoint", program] if program else []
             words = _with_config(_referenced(words, environment), node, spec, self)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
-            if name == _SERVICE:
-                around = read_service(node, environment)
+            around = read_service(node, environment) if name == _SERVICE else around
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             build = "" if is_named or "build" in node else vllm_image
             is_public = charts.is_published(node, words)
+            dockerfile, baked = dict[Any, Any](node).get(BUILT, ("", ()))
             is_public = bool(around and around.is_public) or is_public
-            around = around and around._replace(build=build, is_public=is_public, baked=node.get("baked", ()))
-            yield Writing(name, shlex.join(words), around, place=place, dockerfile=node.get("dockerfile", ""))
+            around = around and around._replace(build=build, is_public=is_public, baked=baked)
+            yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
 
     # -- KServe
 

@@ -149,7 +149,7 @@ def _parameters(nodes: Iterable[ast.AST], calls: Iterable[ast.Call], stored: Map
             pairs += [(99, (name, value)) for name, value in only if value]
             passed = places.get(node.name, 0) + (names[:1] == ["self"])
             able = [pair for at, pair in pairs if at >= passed]
-            found |= {name: value for name, value in able if name not in given and stored[name] == 1}
+            found |= {f"{name}=": value for name, value in able if name not in given and stored[name] == 1}
     return found
 
 
@@ -171,7 +171,6 @@ class _Values:
         self._values, self._changed, self._left = values, changed, _MOST_NAMES
         self._attributes: dict[int, ast.expr] = {}
         self._options: dict[str, ast.expr] = {}
-        self._parameters: dict[str, ast.expr] = {}
         self._is_certain = True
 
     def _assumed(self, name: str, value: object) -> str:
@@ -244,8 +243,8 @@ class _Values:
                 if value is None:  # set from elsewhere
                     raise _UnknownValue
                 return value
-            case ast.Name(id=name) if name in self._parameters:
-                return self._assumed(name.upper(), self._literal(self._parameters[name], depth + 1))
+            case ast.Name(id=name) if f"{name}=" in self._options:
+                return self._assumed(name.upper(), self._literal(self._options[f"{name}="], depth + 1))
             case ast.Attribute(value=ast.Name(id=holder), attr=name) if name in self._options and "arg" in holder:
                 return self._assumed(name.upper(), self._literal(self._options[name], depth + 1))
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
@@ -346,7 +345,7 @@ class _Source(_Values):
                     self._values[name.id] = value
                     self._changed -= {name.id} if isinstance(value, ast.Constant | ast.JoinedStr) else set()
         self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
-        self._parameters = _parameters(nodes, self._calls, stored)
+        self._options |= _parameters(nodes, self._calls, stored)
         self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
         self._foreign = _foreign_names(nodes)

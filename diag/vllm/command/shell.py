@@ -127,7 +127,7 @@ def statements(text: str) -> Iterator[Statement]:
         elif pattern and blocks.in_case and not name and ("|" in token or (token == "(" and not words)):
             continue  # another pattern of the same branch
         elif pattern and ")" in token and blocks.in_case and not name:
-            first = words.index("in") + 1 if words[0] == "case" and "in" in words else 0
+            first = words.index("in") + 1 if words[:1] == ["case"] and "in" in words else 0
             yield Statement("", words[:first], blocks.path(), False, line)
             blocks.branch(is_else="*" in words)
             yield Statement("", words[first:], blocks.path(), False, line, blocks.way, ")")
@@ -135,18 +135,11 @@ def statements(text: str) -> Iterator[Statement]:
         else:
             opens = token == "(" and words and _ARRAY.fullmatch(words[-1])
             array = words.pop().removesuffix("=") if opens else ""
-            is_test = token in ("&&", "||") and not (testing or negated) and words[:1] and words[0] in _TESTS
-            blocks.count += bool(is_test)
+            is_test = token in ("&&", "||") and not (testing or negated) and bool(words) and words[0] in _TESTS
+            blocks.count += is_test
             decides = (blocks.count, 0) if is_test else blocks.way if testing and words else None
-            yield Statement(
-                name,
-                words,
-                blocks.path(),
-                token == "&" or token.startswith("&\n"),
-                line,
-                decides,
-                joint if testing else "",
-            )
+            is_background = token == "&" or token.startswith("&\n")
+            yield Statement(name, words, blocks.path(), is_background, line, decides, joint if testing else "")
             if is_test:
                 blocks.tested.append((blocks.count, 0 if token == "&&" else -1))
             elif ";" in token or "\n" in token:
