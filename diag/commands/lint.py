@@ -22,7 +22,8 @@ from diag.report.lint_formats import FORMATS
 from diag.vllm.command import redaction
 from diag.vllm.command.charts import chart_of
 from diag.vllm.command.command import NOTATIONS, Command
-from diag.vllm.command.parse import MOST_BYTES, is_existing, own_scripts
+from diag.vllm.command.dockerfile import started_files
+from diag.vllm.command.parse import MOST_BYTES, is_existing
 from diag.vllm.gpus import visible_gpus
 
 
@@ -56,7 +57,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
     files = [targets] if isinstance(targets, str) and options.foreign else launch_files(targets)
     several = files != ([targets] if isinstance(targets, str) else [*targets]) or len(files) > 1
     held = {script for text in files for script in _scripts(text)} if len(files) > 1 else ()
-    files = [text for text in files if Path(text) not in held]
+    files = [text for text in files if Path(text).absolute() not in held]
     judged: list[LintReport] = []
     unread: dict[str, str] = {}
     for text in files:
@@ -77,7 +78,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
                 if is_file and not str(error).startswith("--"):  # the file is wrong, not the usage
                     raise NoLaunch(str(error)) from error
                 raise
-            if not isinstance(error, NoLaunch) or isinstance(error, Unfollowed):
+            if (not isinstance(error, NoLaunch) and not _is_beside(text)) or isinstance(error, Unfollowed):
                 name = redaction.name(text) or "a file whose name is not shown"
                 unread[name] = str(error).removeprefix(text).lstrip(":, ")
             continue
@@ -95,13 +96,21 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
 
 
 def _scripts(text: str) -> Iterable[Path]:
-    """Return the scripts that the containers of a file start: they are judged there."""
+    """Return the scripts and Dockerfiles beside a file that its containers start: they are judged there."""
     name = Path(text).name.lower() if "\n" not in text else ""
     if not name.endswith((".yml", ".yaml")) and "dockerfile" not in name:
         return ()
     with suppress(OSError):
-        return own_scripts(Path(text).read_text(encoding="utf-8", errors="replace"), Path(text)).values()
+        return started_files(Path(text).read_text(encoding="utf-8", errors="replace"), Path(text))
     return ()
+
+
+def _is_beside(text: str) -> bool:
+    """Return True for a file without vLLM, and for a template of a chart without a container, such as a Service."""
+    with suppress(OSError):
+        content = Path(text).read_text(encoding="utf-8", errors="replace")
+        return not _VLLM.search(content) or ("/templates/" in text and "image:" not in content)
+    return False
 
 
 def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> bool:
@@ -140,7 +149,8 @@ _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "ve
 _FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")  # what fills in templates
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
-_MENTION = re.compile(rb"vllm|LLMConfig|kind: InferenceService", re.IGNORECASE)
+_MENTION = re.compile(rb"vllm|LLMConfig|kind: InferenceService|^ +build:", re.IGNORECASE | re.MULTILINE)
+_VLLM = re.compile("vllm|LLMConfig|kind: InferenceService", re.IGNORECASE)
 _LAUNCH = re.compile(rb"vllm[\s\"',]+serve\b|vllm\.entrypoints|vllm/vllm-|LLMConfig\(")
 """A launch in a file too large to be one: tables of tokens and results of benchmarks mention vLLM, too."""
 

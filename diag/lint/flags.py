@@ -206,6 +206,10 @@ def _is_unused(name: str, flag: str, target: LintTarget) -> bool:
     is_given = any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in words)
     is_vllms = "/vllm-openai" in command.image and not target.build
     is_flag = flag in known() and len(re.findall(rf"\b{name}\b", target.text)) == 1
+    if (
+        command.container and command.container.kind == "Compose service"
+    ):  # Compose fills in $NAME, a script within reads it
+        words = tuple(word for word in words if "$$" in word or " " in word)
     return is_given and (is_vllms or is_flag) and not any(map(used.search, words))
 
 

@@ -52,7 +52,7 @@ _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|/|$)")
 """vLLM's version in the name of a file or a folder, such as vllm_0.9.2.sif."""
 _GIVEN_IF = re.compile(r"\$\{(\w{1,60}):?\+.*\}", re.DOTALL)
 """Words that are there if a variable is set."""
-_HIDDEN = re.compile(r"\$\{WORD_\d+:\?\}")
+_HIDDEN = PLACEHOLDER
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
 _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|stable)(?:[-_][\w.-]*)?)?|.*\$.*")
 """Images whose tag stands for a release as new as can be, or whose tag the text does not show."""
@@ -126,7 +126,7 @@ class Judge:
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
                 is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
                 is_unstated=source == UNSTATED,
-                text=whole,
+                text="\n".join(filter(None, (whole, command.dockerfile))),
             )
             targets.append(target)
             findings = _of_branches(target)
@@ -413,21 +413,31 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     if names := list(dict.fromkeys(filter(None, [*flags, *words]))):
         missing = ", ".join(names[:_MOST_NAMED]) + (" ..." if len(names) > _MOST_NAMED else "")
         yield f"the value{'s' * (len(names) > 1)} of {missing}, which the text does not show"
-    if some := _of_some_branches(command):
+    if absent := sorted({name for name in command.absent if redaction.is_variable(f"${name}")}):
+        yield f"more words of {', '.join(f'${name}' for name in absent)} than by default, which has none"
+    some, others = _of_some_branches(command)
+    if some:
         yield f"as one command: only some branches of the script have {', '.join(some)}"
+    if others:
+        yield f"as one command: branches of the script have other values of {', '.join(others)}"
     if "--env-file" in command.words[: command.arguments]:
         yield "the variables of an --env-file, a ConfigMap or a Secret, which the text does not show"
     if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
         yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 
 
-def _of_some_branches(command: Command) -> list[str]:
-    """Return the flags that not all branches of the script give, whether the command as printed has them or not."""
-    branches = [{option.name: redaction.flag(option) for option in way.given} for way in (command, *command.branches)]
-    flags = {name: flag for branch in branches for name, flag in branch.items()}
-    return [flag for name, flag in flags.items() if flag and any(name not in branch for branch in branches)][
-        :_MOST_NAMED
+def _of_some_branches(command: Command) -> tuple[list[str], list[str]]:
+    """Return the flags that not all branches of the script give, and those with several values."""
+    branches = [
+        {one.name: (redaction.flag(one), one.values) for one in way.given} for way in (command, *command.branches)
     ]
+    values: dict[str, set[tuple[str, tuple[str, ...]]]] = {}
+    for name, pair in (pair for branch in branches for pair in branch.items()):
+        values.setdefault(name, set()).add(pair)
+    flags = {name: next(flag for flag, _ in pairs) for name, pairs in values.items()}
+    some = [flag for name, flag in flags.items() if flag and any(name not in branch for branch in branches)]
+    others = [flag for name, flag in flags.items() if flag and flag not in some and len(values[name]) > 1]
+    return some[:_MOST_NAMED], others[:_MOST_NAMED]
 
 
 def _models(command: Command) -> list[str]:

@@ -72,6 +72,8 @@ def value_of(subject: str, target: LintTarget) -> str:
         return command.environment.get(subject[1:], "")
     if head == "text":
         return target.text
+    if head == "image" and command.dockerfile and command.image not in command.dockerfile:
+        return ""  # the name that a Compose file gives to what it builds
     if head in ("model", "image", "writing", "pinned") and not key:
         return str(getattr(command, head))
     if head == "gpu":  # the one of --gpu or of this host, else the one that the text names

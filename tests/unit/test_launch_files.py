@@ -550,7 +550,7 @@ TABLE = {
     "a benchmark": ("s.sh", "python3 -m vllm.entrypoints.cli.main bench serve --rate 1\nvllm serve m", [{}]),
     "an overlay of Compose": (
         "c.yaml",
-        "services: {v: {build: ., entrypoint: [python3, -m, vllm.entrypoints.openai.api_server]}}\n",
+        "services: {v: {build: ./server, entrypoint: [python3, -m, vllm.entrypoints.openai.api_server]}}\n",
         [{}],
     ),
     "a container that is created only": (
@@ -1766,7 +1766,7 @@ READ = {
     ),
     "the first argument chooses": (
         {"r.sh": 'if [ "$1" = small ]; then M=org/a; else M=org/b; fi\nvllm serve $M --swap-space 4\n'},
-        ["vllm serve org/a --swap-space 4"],
+        ["vllm serve org/b --swap-space 4"],
         [{"removed_flag"}],
     ),
     "arguments of Vertex": (
@@ -2053,16 +2053,21 @@ def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("other", "flags"),
-    [("", "--max-model-len"), ("--dtype half", "--max-model-len, --dtype"), ("--max-model-len 9", "")],
-    ids=["none", "another flag", "another value"],
+    ("other", "told"),
+    [
+        ("", "only some branches of the script have --max-model-len"),
+        ("--dtype half", "only some branches of the script have --dtype, --max-model-len"),
+        ("--max-model-len 9", "branches of the script have other values of --max-model-len"),
+        ("--max-model-len 64", ""),
+    ],
+    ids=["none", "another flag", "another value", "the same"],
 )
-def test_flags_that_not_every_branch_gives_are_named(tmp_path: Path, other: str, flags: str) -> None:
+def test_flags_that_not_every_branch_gives_are_named(tmp_path: Path, other: str, told: str) -> None:
     script = f'A="{other}"\nif [ -n "$BIG" ]; then A="--max-model-len 64"; fi\nvllm serve org/m --seed 1 $A\n'
     (tmp_path / "r.sh").write_text(script)
     (server,) = judged(tmp_path / "r.sh")
-    told = [note for note in server["not_checked"] if "branches of the script have" in note]
-    assert told == ([f"as one command: only some branches of the script have {flags}"] if flags else [])
+    notes = [note for note in server["not_checked"] if "branches of the script have" in note]
+    assert notes == ([f"as one command: {told}"] if told else [])
 
 
 def test_what_is_no_file_beside_a_launch_is_left_alone(tmp_path: Path) -> None:
@@ -2076,3 +2081,89 @@ def test_what_is_no_file_beside_a_launch_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "templates" / "d.yaml").write_text(text + "# {{ .Values.name }}\n")
     (server,) = judged(tmp_path / "templates" / "d.yaml")
     assert "vllm/vllm-openai:v0.25.1 m" in server["read_as"]
+
+
+STORY = """FROM python:3.12
+RUN pip install vllm==0.16.0
+ENV M=org/m
+COPY --chmod=755 <<'S' /run.sh
+#!/bin/sh
+exec vllm serve $M --swap-space 4
+S
+ENTRYPOINT ["/run.sh"]
+"""
+PYTHON = """import argparse, os, subprocess, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("-q", "--quant", default=None)
+parser.add_argument("--eager", action="store_true")
+parser.add_argument("--size", type=int, default=1)
+args = parser.parse_args()
+NAME = "org/Model-7B"
+KEY = os.environ.get("KEY")
+def start(revision=None, seed=5):
+    cmd = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", NAME]
+    cmd += ["--served-model-name", NAME.split("/")[-1].lower(), "--seed", str(seed)]
+    if args.quant:
+        cmd += ["--quantization", args.quant]
+    if args.eager or revision is not None:
+        cmd.append("--enforce-eager")
+    if args.size > 1:
+        cmd += ["--tensor-parallel-size", str(args.size)]
+    if KEY:
+        cmd += ["--api-key", KEY]
+    if os.environ.get("PREFIX", "1") == "1":
+        cmd.append("--enable-prefix-caching")
+    subprocess.run(cmd)
+"""
+USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
+    "a flag that is off by default": ({"r.sh": 'E="${E:-0}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--swap-space 4); fi\nvllm serve org/m "${A[@]}"\n'}, ["vllm serve org/m --seed 1"], "only some branches of the script have --swap-space", [{"removed_flag"}]),  # noqa: E501
+    "a flag that is on by default": ({"r.sh": 'E="${E:-1}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--dtype half); fi\nvllm serve org/m "${A[@]}"\n'}, ["--seed 1 --dtype half"], "have --dtype", [set()]),  # noqa: E501
+    "a case by default": ({"r.sh": 'case "${1:-b}" in a) X="--dtype half" ;; b|c) X="" ;; *) exit 1 ;; esac\nvllm serve org/m --seed 1 $X\n'}, ["vllm serve org/m --seed 1"], "more words of $X than by default", [set()]),  # noqa: E501
+    "a script's own options": ({"r.sh": 'P=8001\nwhile [ $# -gt 0 ]; do case "$1" in --port|-p) P="$2"; shift 2 ;; --port=*) P="${1#*=}" ;; esac; done\nvllm serve org/m --port "$P"\n'}, ["vllm serve org/m --port 8001"], "", [set()]),  # noqa: E501
+    "options by getopts": ({"r.sh": 'P=8001\nwhile getopts "p:" o; do case $o in p) P="$OPTARG" ;; esac; done\nvllm serve org/m --port "$P"\n'}, ["vllm serve org/m --port 8001"], "", [set()]),  # noqa: E501
+    "a model that the Hub has is no folder": ({"r.sh": 'M="${M:-org/m}"\nif [ -d "$M" ]; then export HF_HUB_OFFLINE=1; else export HF_HUB_OFFLINE=0; fi\nvllm serve "$M"\n'}, ["HF_HUB_OFFLINE=0"], "", [set()]),  # noqa: E501
+    "a folder may be there": ({"r.sh": 'if [ -d /m ]; then D=half; else D=auto; fi\nvllm serve /m --dtype "$D"\n'}, ["vllm serve /m --dtype half"], "other values of --dtype", [set()]),  # noqa: E501
+    "a scheduler's variable is set": ({"r.sh": 'if [ -n "$SLURM_JOB_ID" ]; then D=half; else D=auto; fi\nvllm serve org/m --dtype "$D"\n'}, ["--dtype half"], "other values of --dtype", [set()]),  # noqa: E501
+    "what a loop or a file of settings sets is unknown": ({"r.sh": 'for D in half auto; do if [ "$D" = auto ]; then X=1; else X=2; fi; done\nsource .env\nif [ -n "$Y" ]; then X=3; fi\nvllm serve org/m --seed "$X"\n'}, ["--seed 3"], "other values of --seed", [set()]),  # noqa: E501
+    "negation, alternatives and words of a test": ({"r.sh": 'A=1\n[ -z "$A" ] || X="--seed 1"\nif ! [[ "$A" == 2 || ( -n "$B" && "$A" == 1 ) ]]; then Y="--dtype half"; fi\nvllm serve org/m $X $Y\n'}, ["vllm serve org/m --seed 1 --dtype half"], "", [set()]),  # noqa: E501
+    "a usage that ends the script decides nothing": ({"r.sh": 'case "$1" in a) M=org/a ;; *) echo usage; exit 1 ;; esac\nvllm serve "$M"\n'}, ["vllm serve org/a"], "", [set()]),  # noqa: E501
+    "a default that names another": ({"r.sh": 'B=/models\nN="${1:-m-9b}"\nD="${D:-$B/$N}"\nvllm serve "$D" --seed 1\n'}, ["vllm serve /models/m-9b"], "", [set()]),  # noqa: E501
+    "a folder whose root is unknown": ({"r.sh": 'R="$(pwd)"\nvllm serve "$R/out/m" --seed 1\n'}, ["vllm serve $R/out/m --seed 1"], "", [set()]),  # noqa: E501
+    "a script within -c has the variables around it": ({"r.sh": 'M="${M:-org/m}"\ndocker run --gpus all -v c:/root/.cache vllm/vllm-openai:v0.25.1 bash -lc "vllm serve $M --seed 1"\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "options of an array that may be unset": ({"r.sh": 'A=(--seed 1)\nvllm serve org/m ${A[@]+"${A[@]}"}\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "a here-document names the variables of its script": ({"r.sh": 'I="vllm/vllm-openai:v0.16.0"\nC=$(cat <<EOF\nset -e\ndocker run --gpus all $I --model org/m --swap-space 4\nEOF\n)\nssh h "$C"\n'}, ["docker run --gpus all"], "", [{"no_effect"}]),  # noqa: E501
+    "defaults of options, parameters and the environment": ({"s.py": PYTHON}, ["python3 -m vllm.entrypoints.openai.api_server --model org/Model-7B --served-model-name model-7b --seed ${SEED:-5} --enable-prefix-caching"], "have --enable-prefix-caching, --quantization, --enforce-eager, --tensor-parallel-size", [{"key_in_the_arguments"}]),  # noqa: E501
+    "a parameter that a call sets": ({"s.py": 'import subprocess\ndef start(seed=5):\n    subprocess.run(["vllm", "serve", "org/m", "--seed", str(seed)])\nstart(7)\n'}, ["--seed $VALUE"], "the value of --seed", [set()]),  # noqa: E501
+    "a service and the Dockerfile that it builds": ({"c.yaml": "services: {v: {build: ./b, image: own-vllm, gpus: all, environment: {M: org/n}, ports: ['127.0.0.1:8000:8000']}}\n", "b/Dockerfile": STORY}, ["M=${M:?} --entrypoint bash own-vllm -c 'exec vllm serve org/n --swap-space 4'"], "", [{"no_effect"}]),  # noqa: E501
+    "a Dockerfile and its own here-document": ({"Dockerfile": STORY}, ["exec vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "arguments of the service for vLLM's image": ({"c.yaml": "services:\n  v:\n    build: {context: ., args: {TAG: v0.16.0}}\n    gpus: all\n    command: [--model, org/m, --swap-space, '4']\n", "Dockerfile": "ARG TAG=v0.32.0\nFROM vllm/vllm-openai:$TAG\nCMD [--model, x]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "a service that builds something else": ({"c.yaml": "services: {v: {build: ., image: a}, w: {image: 'vllm/vllm-openai:v0.25.1', gpus: all, command: [--model, org/m]}}\n", "Dockerfile": "FROM python\nCMD python app.py  # asks vllm\n"}, ["--model org/m"], "", [set()]),  # noqa: E501
+    "a program within -c": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY . /v\nENTRYPOINT ["/bin/bash", "-c", "/v/run.sh; sleep 9"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "named values of a chart and a ConfigMap of its": ({**CHART, "templates/d.yaml": "{{/* (why: it\n is) */}}\n{{- if .Values.v.on }}\n{{- $v := .Values.v }}\n" + POD.replace("args: %s", 'command: [vllm, serve], args: ["$(M)", --seed, "{{ $v.seed }}"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]') + "{{- end }}\n", "templates/k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  m: {{ .Values.v.model }}\n", "values.yaml": "v: {on: false, seed: 7, model: org/m}\n"}, ["serve org/m --seed 7"], "", [set()]),  # noqa: E501
+}  # fmt: skip
+
+
+def test_what_a_launch_does_by_default_is_read(tmp_path: Path) -> None:
+    wrong = {}
+    around = {
+        "image_not_pinned",
+        "no_readiness_probe",
+        "public_without_a_key",
+        AGAIN,
+        "model_not_in_a_volume",
+        "gpu_limit_differs",
+    }
+    for at, (case, (files, texts, note, rules)) in enumerate(USUAL.items()):
+        servers = laid(tmp_path / str(at) / "c", files)
+        read = [server["read_as"].replace('"', "") for server in servers]
+        found = [{each["rule"] for each in server["findings"] if each["severity"] != "info"} for server in servers]
+        notes = " ".join(
+            text
+            for server in servers
+            for text in server["not_checked"]
+            if "branches" in text or "value" in text or "words" in text
+        )
+        is_read = len(servers) == len(texts) and all(map(str.__contains__, read, texts))
+        if not is_read or note not in notes or [names - around for names in found] != rules:
+            wrong[case] = (read, notes, found)
+    assert not wrong

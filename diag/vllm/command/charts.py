@@ -11,7 +11,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import read_bytes, read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
 from diag.vllm.command.container import Container, inner, read_pod
-from diag.vllm.command.shell import BLOCK, folded
+from diag.vllm.command.shell import BLOCK, COMMENT, folded
 from diag.vllm.flags.registry import known, release
 
 _EXPRESSION, _HOLE, _LOOP, _TAG, _TEST = (
@@ -35,6 +35,7 @@ _BLOCK_OF = re.compile(NOTATIONS["patterns"]["charts_block_of"])
 _KEY = re.compile(r"(?m)^\w+:[ \t]*$|^- ")
 _REQUIRED = re.compile(r"required\s+\"[^\"]*\"\s+([.$]+[\w.]+)")
 _REMARK, _LAST_END = re.compile(r"(?s)\{\{-?\s*/\*.*?\*/\s*-?\}\}"), re.compile(r"\{\{-?\s*end\s*-?\}\}\s*\Z")
+_NAMED_VALUES = re.compile(r"\{\{-?\s*\$(\w+)\s*:=\s*(\$?\.Values[\w.]*)\s*-?\}\}")
 _REPOSITORY = re.compile(r"[$.]*(?:\.Values|\$v\w*)((?:\.\w+)+)\.repository\b")
 _EMPTY = re.compile(r"(?<![\w.'\"])([A-Za-z_][\w.]*)\s*\|\s*default\((?:\[\]|''|\"\"|0|false)(?:, true)?\)")
 _COMPARED = re.compile(r"([\w.]+|'[^']*') == ([\w.]+|'[^']*')")
@@ -59,9 +60,11 @@ def filled(text: str, file: Path) -> str:
             break
     else:
         return text
-    text = _with_helpers(text, file)
+    text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), _with_helpers(text, file))
     for written, instead in _REWRITTEN:
         text = written.sub(instead, text)
+    for name, path in dict(_NAMED_VALUES.findall(text)).items():
+        text = re.sub(rf"\${name}(?=[.\s)])(?!\s*:?=)", lambda _, path=path: path, text)  # type: ignore[misc]
     text = _unrolled(text, values)
     for _ in range(3):  # values may name others
         text = _HOLE.sub(lambda hole: _value(hole, values), text)

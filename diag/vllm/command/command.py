@@ -125,7 +125,8 @@ class Command(NamedTuple):
     runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names.
     `by_default` is the same command with the defaults of its variables, if there are any.
     `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word; `path` has the
-    branches of the script around it, as a Statement's.
+    branches of the script around it, as a Statement's; `absent` are variables in it that are empty by default,
+    `dockerfile` is the text of which its image is built.
     """
 
     words: tuple[str, ...]
@@ -153,12 +154,19 @@ class Command(NamedTuple):
     lost: str = ""
     path: tuple[tuple[int, int], ...] = ()
     by_default: tuple["Command", ...] = ()
+    absent: tuple[str, ...] = ()
+    dockerfile: str = ""
 
     @property
     def by_module(self) -> bool:
         """True for `python -m vllm.entrypoints...`, which takes its model from --model only."""
         before = self.words[: self.arguments]
         return any(map(is_server, before)) and "serve" not in before
+
+    def is_like(self, other: "Command") -> bool:
+        """Return True for the same words and values, as of two branches of a script."""
+        values = ([one.values for one in way.given] for way in (self, other))
+        return (self.words, self.model, next(values)) == (other.words, other.model, next(values))
 
     def written(self) -> str:
         """Write the command in one line, with the commands around it and the variables that are exported to it."""

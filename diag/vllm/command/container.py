@@ -169,7 +169,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
         if re.match(r"-[vpe]\S", word) and not word.startswith("--"):
             option, joined, value = word[:2], "=", word[2:]
         if option.startswith("-"):
-            options.setdefault(_LONG.get(option, option), []).append(value if joined else following)
+            options.setdefault(LONG.get(option, option), []).append(value if joined else following)
     is_open = any(_is_open_option(option, word) for option, word in zip(("", *words), words, strict=False))
     gpus, by, devices = _given_gpus(options, environment)
     mounts = [text.partition(":")[0] for text in options.get("--tmpfs", ())]
@@ -222,7 +222,7 @@ def _port(text: str) -> int:
 
 
 _OF_A_SERVICE = frozenset[str](NOTATIONS["of_a_service"])
-_LONG = {"-v": "--volume", "-p": "--publish", "-m": "--memory", "-u": "--user"}
+LONG = {"-v": "--volume", "-p": "--publish", "-m": "--memory", "-u": "--user", "-w": "--workdir", "-B": "--bind"}
 
 
 def _given_gpus(

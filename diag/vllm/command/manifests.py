@@ -15,6 +15,7 @@ from diag.core.files import parse_yaml, read_bytes
 from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
+from diag.vllm.command.dockerfile import BUILT
 from diag.vllm.command.shell import filled_templates
 from diag.vllm.flags.registry import known
 
@@ -32,7 +33,7 @@ _CHAT_TEMPLATE = re.compile(NOTATIONS["patterns"]["manifests_chat_template"])
 _RECIPE = re.compile(NOTATIONS["patterns"]["manifests_recipe"])
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(NOTATIONS["patterns"]["manifests_starts"])
-_PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b", re.MULTILINE)
+_PYTHON = re.compile(r"^[ \t]*(?:from|import) vllm\b|\bV1Container\(", re.MULTILINE)
 _BESIDE = re.compile(NOTATIONS["patterns"]["manifests_beside"])
 _SESSIONS = {"postCreateCommand", "postStartCommand", "postAttachCommand"}
 _HOST_SCRIPTS = frozenset[str](NOTATIONS["host_scripts"])
@@ -73,7 +74,7 @@ class Writing(NamedTuple):
     """A launch in some notation: `name` names the notation, `command` is the shell command of the same launch.
 
     `is_here` is True if its folders are those of this host; `place` is the service, the container or the function. With
-    a `suffix`, `command` is the text of such a file.
+    a `suffix`, `command` is the text of such a file. `dockerfile` is the text of which the image is built.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Writing(NamedTuple):
     place: str = ""
     line: int = 0
     suffix: str = ""
+    dockerfile: str = ""
 
 
 def is_yaml(text: str) -> bool:
@@ -105,7 +107,7 @@ def _objects(file: Path, _changed: int) -> list[Any]:
     """Return the objects of a file if others may name one of them; [] if it cannot be read."""
     with suppress(OSError, BadUsage):
         content = read_bytes(file, _LONGEST_BESIDE).decode("utf-8", "replace")
-        return parse(content, file.name) if _NAMED.search(content) else []
+        return parse(charts.filled(content, file), file.name) if _NAMED.search(content) else []
     return []
 
 
@@ -170,7 +172,9 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     is_linked = inner(pod, "spec").get("enableServiceLinks") is not False
     is_linked = is_linked and place in [(names.get("name"), names.get("namespace")) for names in linking]
     annotated = any("internal" in str(inner(other, "metadata", "annotations")).lower() for other in parts)
-    leading = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
+    by_labels = [one for one in services if one.get("selector") and inner(one, "selector").items() <= labels]
+    # a chart's own helper writes the selector
+    leading = by_labels or [one for one in services if len(services) == 1 and one.get("selector", "") is None]
     is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
     has_ports = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
     is_served = bool(leading) or (has_ports and kind != "Pod")
@@ -408,16 +412,16 @@ class _Reader(NamedTuple):
         if not vllm_image and not is_patch and "build" not in node:
             return
         options, environment = _variables(node)
+        place = str(node.get("name") or "")
         if WORKER.search(vllm_image) and not program and not words:
-            arguments = from_variables(environment, self.version)
-            if arguments:
+            if arguments := from_variables(environment, self.version):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             pod = read_pod(spec, node, self.metrics, is_whole)
             is_server = "vllm" in called_by.lower() and not _BESIDE.search(called_by)
             if is_pod and is_whole and pod.gpus and is_server:  # its arguments are not shown
                 command = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", "$ARGS"]
-                yield Writing(name, shlex.join(command), pod, place=str(node.get("name") or ""))
+                yield Writing(name, shlex.join(command), pod, place=place)
         elif not (program or words) and is_pod and not _KINDS.search(name):
             return  # the operator of a custom resource says it
         elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
@@ -426,14 +430,15 @@ class _Reader(NamedTuple):
             options += ["--entrypoint", program] if program else []
             words = _with_config(_referenced(words, environment), node, spec, self)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
-            if name == _SERVICE:
-                around = read_service(node, environment)
+            around = read_service(node, environment) if name == _SERVICE else around
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             build = "" if is_named or "build" in node else vllm_image
             is_public = charts.is_published(node, words)
-            around = around and around._replace(build=build, is_public=around.is_public or is_public)
-            yield Writing(name, shlex.join(words), around, place=str(node.get("name") or ""))
+            dockerfile, baked = dict[Any, Any](node).get(BUILT, ("", ()))
+            is_public = bool(around and around.is_public) or is_public
+            around = around and around._replace(build=build, is_public=is_public, baked=baked)
+            yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
 
     # -- KServe
 

@@ -1,12 +1,11 @@
 """Parse a launch of vLLM: the words of a shell script, and each notation of `writings` as such words."""
 
-import json
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise, takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,9 +13,11 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage, NoLaunch, Unfollowed
 from diag.core.formatting import printable
 from diag.vllm.command import manifests, redaction
+from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -133,7 +134,6 @@ _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
 _VALUES = "a container of Helm values"
 _ENDS = re.compile(NOTATIONS["patterns"]["parse_ends"])
-_STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
 _JOB_GPUS = re.compile(NOTATIONS["patterns"]["parse_job_gpus"])
@@ -141,9 +141,14 @@ _JOB_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]|-N ?)(\d{1,4})", re.MULTILIN
 _RUNTIME = re.compile(r"^[ \t]*kind: (?:Cluster)?ServingRuntime\b", re.MULTILINE)
 _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ", re.MULTILINE)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+\})")
+"""A folder whose root, or whose name, the text does not show."""
+_SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
+"""A variable that a script sets, and its here-documents may name."""
+_VARIABLE_WORD = re.compile(r"\$\{?(\w+)\}?")
+_ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
-_LONGEST_SCRIPT = 2**16
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
@@ -185,13 +190,12 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
-    for start, script in own_scripts(text, file).items():
-        text = text.replace(start, f'["bash", "-c", {json.dumps(script.read_text("utf-8", "replace"))}, "--"')
+    text = with_scripts(text, file)
     is_yaml = file.suffix in (".yaml", ".yml")
     try:
         started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
     except NoLaunch:
-        program = _STARTS_SCRIPT.search(text) if "vllm" in text else None
+        program = STARTS_SCRIPT.search(text) if "vllm" in text else None
         is_vllms = _OF_ITS_IMAGE.search(text)
         if not program and not (is_vllms and _IS_DOCKERFILE.search(text)):
             raise
@@ -200,20 +204,6 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
     return tuple(one if one.line <= last else one._replace(line=last) for one in started)
-
-
-def own_scripts(text: str, file: Path) -> dict[str, Path]:
-    """Return the scripts beside a Dockerfile or a Compose file that its containers start, by what starts each."""
-    scripts: dict[str, Path] = {}
-    for start in islice(_STARTS_SCRIPT.finditer(text) if "vllm" in text else (), _MOST_BRANCHES):
-        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
-        copied = re.search(place, text, re.MULTILINE)
-        able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
-        script = next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
-        with suppress(BadUsage):
-            content = _content(str(script)) or b""
-            scripts |= {start[0]: script} if b"vllm" in content and len(content) < _LONGEST_SCRIPT else {}
-    return scripts
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -255,7 +245,7 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     documents = manifests.parse(text, printable(str(file)))
     if "$modelSpec.vllmConfig" in text:
         raise NoLaunch(f"{file} is a template of the production stack: lint its values")
-    documents = [*overlaid(documents, file)]
+    documents = built(overlaid(documents, file), file)
     read = manifests.containers(documents, version, manifests.beside(file, text))
     launches = manifests.templated(read, text)
     if launches:
@@ -317,10 +307,11 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     except BadUsage as error:
         refused = refused or error
     commands: list[Command] = []
+    variables = {name: value for name, value in _SET.findall(text) if not is_secret(name)}
     for document in here_documents(text):  # kubectl apply -f - <<EOF
         with suppress(BadUsage):
             if re.match(r"\s*(?:#!|set -[a-z]*e)", document) or notation(document):  # cat >run.sh <<EOF
-                started = _parse_shell(document, version, None)
+                started = _parse_shell(document, version, None, variables)
                 commands += [one._replace(writing=notation(document), pinned=_named(text)[0]) for one in started]
             else:
                 commands += _commands(writings(document, "", version), version, None, text)
@@ -393,7 +384,7 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
 def _commands(launches: Sequence[Writing], version: str, folder: Path | None, text: str) -> tuple[Command, ...]:
     """Parse the launches that start a server; only Python runs on this host."""
     commands: list[Command] = []
-    (pinned, beside), lines = _named(text), text.splitlines()
+    lines = text.splitlines()
     error = NoLaunch(f"no command that starts a vLLM server: {EXPECTED}")
     for launch in launches[:_MOST_SERVERS]:
         try:
@@ -407,6 +398,7 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
             error = failure if isinstance(failure, NoLaunch) else error
             continue
         line = launch.line or _line(lines, launch.place, [command.line for command in commands])
+        pinned, beside = _named(launch.dockerfile or text)
         for command in started:
             box = launch.container or command.container
             if launch.name == manifests.SCRIPT:  # of a host, which starts a container
@@ -422,6 +414,7 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
                     elsewhere=command.elsewhere or ("" if launch.is_here else "in the container"),
                     pinned=command.pinned or ("" if has_wheel else pinned),
                     beside=command.beside or beside,
+                    dockerfile=launch.dockerfile,
                 )
             )
     if not commands:
@@ -466,26 +459,11 @@ def _parse_shell(
             raise
     functions = _functions(text.split("\n"))
     steps = _inlined(steps, functions)
-    emptied = {
-        step.path[-1][0]: test for step in steps if step.path and step.path[-1][1] == 0 and (test := _test(step))
-    }
-    taken: dict[int, set[int]] = {}
-    for block, branch in (way for step in steps for way in step.path):
-        taken.setdefault(block, set()).add(branch)
-    runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
     servers: dict[int, list[Command]] = {}
-
-    def run(chosen: Mapping[int, int]) -> None:
-        active = [(at, step) for at, step in enumerate(steps) if all(chosen[block] == way for block, way in step.path)]
-        for at, command in _run(active, version, folder, variables, emptied):
-            if (command.words, command.model) not in [(one.words, one.model) for one in servers.setdefault(at, [])]:
+    for active, others in _branches(steps, functions, variables):
+        for at, command in _run(active, version, folder, variables, others):
+            if len(servers) < _MOST_SERVERS and not any(map(command.is_like, servers.setdefault(at, []))):
                 servers[at].append(command)
-
-    for turn in range(runs):
-        run({block: turn if turn in branches else -1 for block, branches in taken.items()})
-    for at, step in enumerate(steps):
-        if step.path and at not in servers and _serve_end(step.words) is not None and len(servers) < _MOST_SERVERS:
-            run({**dict.fromkeys(taken, -1), **dict(step.path)})
     if not servers:
         held = [(step.line, text) for step in steps for text in _assignments(step.words).values() if _HELD.match(text)]
         if held:  # CMD="vllm serve m"; start "$CMD"
@@ -501,7 +479,7 @@ def _parse_shell(
         job = job._replace(nodes=int(nodes[1]) if nodes else 1, product=gpus[1] or "")
     return tuple(
         first._replace(
-            branches=tuple(others),
+            branches=(*others, *first.branches),
             line=steps[at].line,
             path=steps[at].path,
             place=functions[min(steps[at].line, len(functions) - 1)],
@@ -515,13 +493,27 @@ def _parse_shell(
     )
 
 
-def _test(step: Statement) -> tuple[str, bool] | None:
-    """Return the variable that a test asks for its emptiness, and True for -z; None for another command."""
-    words = [*step.words, "", "", ""]
-    if words[0] in ("[", "[[", "test") and words[1] in ("-z", "-n") and words[3] in ("]", "]]", ""):
-        name = _VARIABLE.fullmatch(words[2].replace(":-}", "}"))
-        return (name[1] or name[2], words[1] == "-z") if name else None
-    return None
+def _branches(
+    steps: Sequence[Statement], functions: Sequence[str], variables: Mapping[str, str]
+) -> Iterator[tuple[list[tuple[int, Statement]], Mapping[int, set[str]]]]:
+    """Yield the commands of each way through a script, the usual one first, and the variables that lead elsewhere."""
+    usual, names = usual_ways(steps, functions, _assignments, variables)
+    taken: dict[int, set[int]] = {}
+    for block, branch in (way for step in steps for way in step.path):
+        taken.setdefault(block, set()).add(branch)
+    runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
+    turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
+    first = {**turns[0], **usual}
+    starts = [step for step in steps if step.path and _serve_end(step.words) is not None]
+    asides = [{**first, **dict(step.path)} for step in starts if any(first[block] != way for block, way in step.path)]
+    for chosen in (first, *asides[:_MOST_SERVERS], *turns):
+        ways = {block: OWN_OPTIONS if usual.get(block) == OWN_OPTIONS else way for block, way in chosen.items()}
+        active = [
+            (at, step)
+            for at, step in enumerate(steps)
+            if not step.is_pattern and all(ways[block] == way for block, way in step.path)
+        ]
+        yield active, {block: names[block] for block in names if usual.get(block, ways[block]) != ways[block]}
 
 
 def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
@@ -605,16 +597,17 @@ def _run(
     version: str,
     folder: Path | None,
     variables: Mapping[str, str],
-    emptied: Mapping[int, tuple[str, bool]],
+    others: Mapping[int, Collection[str]],
 ) -> Iterator[tuple[int, Command]]:
     """Yield the servers that commands of a script start, each with the number of its command.
 
-    `emptied` has the variable whose emptiness an if tests, and True if its branch is that of an empty one.
+    `others` has the variables which lead to a branch only if they have other values than those of the script.
     """
     commands, paths = list[tuple[int, list[str]]](), {at: step.path for at, step in steps}
     arrays, launched = dict[str, list[str]](), dict[str, list[str]]()  # arrays, and those that are a server's command
     for at, (name, words, *_) in steps:
-        filled, use = [part for word in words for part in arrays.get(word, [word])], f"${{{name.removesuffix('+')}[@]}}"
+        use = f"${{{name.removesuffix('+')}[@]}}"
+        filled = [part for word in words for part in arrays.get(_ARRAY_USE.sub(r"${\1[@]}", word), [word])]
         if name.endswith("+") and use in launched:
             launched[use] += filled[: _MOST_WORDS - len(launched[use])]
         elif name and _serve_end(words) is None:
@@ -627,36 +620,35 @@ def _run(
     exported: dict[str, str] = {}
     is_alone = len(commands) == 1
     for at, words in commands:
-        tested = [(*emptied[block], way) for block, way in paths[at] if block in emptied]
-        for name in [name for name, is_empty, way in tested if (way == 0) != is_empty and environment.get(name) == ""]:
-            environment.pop(name)  # its value comes from elsewhere
+        for name in {name for block, _ in paths[at] for name in others.get(block, ())}:
+            environment.pop(name, None)
             plain.pop(name, None)
-        filled = []
+        filled, absent = [], []
         for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
             value = _expand(word, plain) if isinstance(word, Bare) else ""
-            named = re.fullmatch(r"\$\{?(\w+)\}?", word) if isinstance(word, Bare) else None
+            named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
             if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
                 filled += map(Bare.of, environment[named[1]].split())
+            elif named and filled and environment.get(named[1]) == "":
+                absent.append(named[1])
             else:
                 filled += value.split() if " " in value and "$" not in value else [word]
         filled = _of_cloud_run(filled) or filled
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
-            yield at, server._replace(exported=(*passed_on, *server.exported))
+            yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
         assigned = {}
         for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
             own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
             assigned[name] = _expand(value, {**plain, **own})
-            if (name, True, 0) in tested and "$(" in environment.get(name, ""):  # computed, and the value if it failed
-                assigned[name] = f"${{{name}:-{assigned[name]}}}"
+            if ":-" in assigned[name] and assigned[name].count("$") > 1:  # a default names another variable
+                assigned[name] = _expand(assigned[name], _plain({key: default(x) for key, x in environment.items()}))
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
         environment |= assigned
-        for variable in assigned:
-            plain.pop(variable, None)
-        plain |= _plain(assigned)
+        plain = {**{name: value for name, value in plain.items() if name not in assigned}, **_plain(assigned)}
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
 
@@ -685,7 +677,7 @@ def _find_servers(
     if inner:
         location = elsewhere(words)
         try:
-            started = _parse_shell(inner, version, None if location else folder, _assignments(words))
+            started = _parse_shell(inner, version, None if location else folder, {**environment, **_assignments(words)})
         except BadUsage:
             return
         for server in started:
@@ -811,7 +803,8 @@ def _by_default(text: str) -> str:
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Fill in the variables that the text itself sets."""
     plain = _plain(environment)
-    return [_expand(word, plain) for word in words]
+    partly = {name: text for name, text in environment.items() if _PATH.fullmatch(text) and not is_secret(name)}
+    return [_expand(word, {**partly, **plain}) for word in words]
 
 
 def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:

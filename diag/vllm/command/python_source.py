@@ -15,7 +15,7 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
-from diag.vllm.command.shell import is_default, with_default
+from diag.vllm.command.shell import is_default, usual, with_default
 from diag.vllm.flags.registry import understood
 
 _CALLS = ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMConfig", "VLLMArgs")
@@ -35,6 +35,13 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Div: operator.truediv,
 }
+_COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    **{ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Lt: operator.lt},
+    **{ast.LtE: operator.le, ast.Is: operator.is_, ast.IsNot: operator.is_not},
+    **{ast.In: lambda first, second: first in second, ast.NotIn: lambda first, second: first not in second},
+}
+_TEXT_METHODS = ("lower", "upper", "strip", "rstrip", "split", "removeprefix", "removesuffix")
+_LONGEST_TEXT = 1000
 _ALTERING = ("insert", "remove", "pop", "reverse", "sort", "clear")
 _LARGEST = 10**18
 _DEEPEST = 20
@@ -112,10 +119,37 @@ def _defaults(calls: Iterable[ast.Call]) -> dict[str, ast.expr]:
     """Return the defaults of a program's options."""
     found: dict[str, ast.expr] = {}
     for call in calls:
-        name = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
-        default = next((part.value for part in call.keywords if part.arg == "default"), None)
-        if _last(call.func) == "add_argument" and isinstance(name, str) and name[:2] == "--" and default:
-            found[name[2:].replace("-", "_")] = default
+        names = [part.value for part in call.args if isinstance(part, ast.Constant)] if call.args else []
+        name = next((str(text) for text in names if str(text)[:2] == "--"), "")
+        if _names(call.func)[1] == "add_argument" and name:
+            keywords = {part.arg: part.value for part in call.keywords}
+            action = getattr(keywords.get("action"), "value", None)
+            usual = {"store_true": False, "store_false": True}.get(str(action))
+            place = str(getattr(keywords.get("dest"), "value", name[2:].replace("-", "_")))
+            if "default" in keywords or "required" not in keywords:
+                found[place] = keywords.get("default", ast.Constant(usual))
+    return found
+
+
+def _parameters(nodes: Iterable[ast.AST], calls: Iterable[ast.Call], stored: Mapping[str, int]) -> dict[str, ast.expr]:
+    """Return the defaults of functions' parameters that no call in the source sets, and no other name is."""
+    given = {part.arg for call in calls for part in call.keywords if part.arg}
+    places: dict[str, int] = {}
+    for call in calls:
+        is_open = any(isinstance(part, ast.Starred) for part in call.args)
+        name = _names(call.func)[1]
+        places[name] = max(places.get(name, 0), 99 if is_open else len(call.args))
+    found: dict[str, ast.expr] = {}
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [part.arg for part in node.args.args]
+            first = len(names) - len(node.args.defaults)
+            pairs = list(enumerate(zip(names[first:], node.args.defaults, strict=True), first))
+            only = [(part.arg, value) for part, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
+            pairs += [(99, (name, value)) for name, value in only if value]
+            passed = places.get(node.name, 0) + (names[:1] == ["self"])
+            able = [pair for at, pair in pairs if at >= passed]
+            found |= {f"{name}=": value for name, value in able if name not in given and stored[name] == 1}
     return found
 
 
@@ -137,6 +171,12 @@ class _Values:
         self._values, self._changed, self._left = values, changed, _MOST_NAMES
         self._attributes: dict[int, ast.expr] = {}
         self._options: dict[str, ast.expr] = {}
+        self._is_certain = True
+
+    def _assumed(self, name: str, value: object) -> str:
+        """Return a variable of the program with its default."""
+        self._is_certain = False
+        return with_default(name, value)
 
     def _nested(self, node: ast.expr | None) -> tuple[dict[str, Any], list[str]]:
         if node is None:
@@ -182,7 +222,7 @@ class _Values:
         """Return the value of an expression, a variable of that name if the source does not show it."""
         try:
             return self._literal(node, 0)
-        except (_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
+        except (_UnknownValue, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
             return _variable(name)
 
     def _literal(self, node: ast.expr, depth: int) -> Any:
@@ -196,13 +236,17 @@ class _Values:
                 return self._literal(self._values[name], depth + 1)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
                 return name
+            case ast.Attribute(value=ast.Name(id="sys"), attr="executable"):
+                return "python3"
             case ast.Attribute() if id(node) in self._attributes:
                 value = self._literal(self._attributes[id(node)], depth + 1)
                 if value is None:  # set from elsewhere
                     raise _UnknownValue
                 return value
+            case ast.Name(id=name) if f"{name}=" in self._options:
+                return self._assumed(name.upper(), self._literal(self._options[f"{name}="], depth + 1))
             case ast.Attribute(value=ast.Name(id=holder), attr=name) if name in self._options and "arg" in holder:
-                return with_default(name.upper(), str(self._literal(self._options[name], depth + 1)))
+                return self._assumed(name.upper(), self._literal(self._options[name], depth + 1))
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
                 return [self._literal(part, depth + 1) for part in parts]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -214,12 +258,10 @@ class _Values:
             case ast.Call(func=ast.Name(id="str" | "int" | "float" as kind), args=[inner]):
                 value = self._literal(inner, depth + 1)
                 return value if is_default(value) else {"str": str, "int": int, "float": float}[kind](value)
-            case ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[ast.Constant(value=str() as name), inner]):
-                value = self._literal(inner, depth + 1)
+            case ast.Call(func=ast.Attribute(attr="get" | "getenv"), args=[ast.Constant(value=str() as name), *rest]):
+                value = self._literal(rest[0], depth + 1) if rest else None
                 if "environ" in ast.unparse(node.func) or ast.unparse(node.func) == "os.getenv":
-                    return with_default(name, str(value))
-            case ast.IfExp(test=test, body=body, orelse=orelse):
-                return self._literal(body if self._literal(test, depth + 1) else orelse, depth + 1)
+                    return self._assumed(name, value)
             case ast.JoinedStr(values=parts):
                 inner_parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
                 return "".join(str(self._literal(part, depth + 1)) for part in inner_parts)
@@ -231,6 +273,34 @@ class _Values:
                     entries = node.keywords  # PoolerConfig(...)
                 if entries is not None and not any(entry.arg is None for entry in entries):
                     return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
+        return self._computed(node, depth)
+
+    def _computed(self, node: ast.expr, depth: int) -> Any:
+        """Return the result of a test, a choice or a method of a text."""
+        match node:
+            case ast.Call(func=ast.Attribute(value=holder, attr=kind), args=given) if kind in _TEXT_METHODS:
+                values = [usual(self._literal(part, depth + 1)) for part in (holder, *given)]
+                if all(isinstance(value, str) and len(value) < _LONGEST_TEXT for value in values):
+                    return getattr(values[0], kind)(*values[1:])
+            case ast.Subscript(value=holder, slice=place):
+                return self._literal(holder, depth + 1)[self._literal(place, depth + 1)]
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return self._literal(body if usual(self._literal(test, depth + 1)) else orelse, depth + 1)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not usual(self._literal(operand, depth + 1))
+            case ast.BoolOp(op=kind, values=parts):
+                value = None
+                for part in parts:
+                    value = self._literal(part, depth + 1)
+                    if bool(usual(value)) is isinstance(kind, ast.Or):
+                        break
+                return value
+            case ast.Compare(left=left, ops=[kind], comparators=[right]) if type(kind) in _COMPARED:
+                first, second = (usual(self._literal(part, depth + 1)) for part in (left, right))
+                if isinstance(second, int) and str(first).isdecimal():
+                    first = int(first)
+                first = None if second is None and first == "" else first  # a variable without a default
+                return _COMPARED[type(kind)](first, second)
         raise _UnknownValue
 
 
@@ -263,7 +333,6 @@ class _Source(_Values):
             and isinstance(node.value, ast.Name)
             and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
         }
-        at_top = {*tree.body}
         for node in nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
                 continue
@@ -272,10 +341,11 @@ class _Source(_Values):
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
             for name, value in pairs:
-                is_fixed = isinstance(value, ast.Dict | ast.Call | ast.Constant | ast.Attribute)
-                if isinstance(name, ast.Name) and stored[name.id] == 1 and (node in at_top or is_fixed):
+                if isinstance(name, ast.Name) and stored[name.id] == 1:
                     self._values[name.id] = value
+                    self._changed -= {name.id} if isinstance(value, ast.Constant | ast.JoinedStr) else set()
         self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
+        self._options |= _parameters(nodes, self._calls, stored)
         self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
         self._foreign = _foreign_names(nodes)
@@ -475,13 +545,17 @@ class _Source(_Values):
             if id(getattr(statement, "value", None)) in self._assigned and _names(statement.targets[0])[1] == name:  # type: ignore[attr-defined]
                 break  # another list
             if isinstance(statement, ast.If):
-                with suppress(_UnknownValue, RecursionError, ArithmeticError, TypeError, ValueError):
-                    taken = statement.body if self._literal(statement.test, 0) else statement.orelse
-                    lines += self._script(taken, name, is_joined)
-                    continue
+                is_missing = _is_missing(statement.test)  # "if x:" and "if not x:" exclude each other
+                test, self._is_certain = "$CONDITION", True
+                with suppress(_UnknownValue, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
+                    value = self._literal(statement.test, 0)
+                    if self._is_certain:
+                        lines += self._script(statement.body if value else statement.orelse, name, is_joined)
+                        continue
+                    test = "true" if bool(usual(value)) is not is_missing else "false"
                 ways = [self._script(body, name, is_joined) for body in (statement.body, statement.orelse)]
-                ways = ways[::-1] if _is_missing(statement.test) else ways  # "if x:" and "if not x:" exclude each other
-                lines += ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"] * any(ways)
+                ways = ways[::-1] if is_missing else ways
+                lines += [f"if {test}; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"] * any(ways)
                 continue
             parts = list(ast.walk(statement))
             found = [added for part in parts if (added := _addition(part)) and added[0] == name]
@@ -499,7 +573,10 @@ class _Source(_Values):
     def _lines(self, added: ast.expr, name: str, is_joined: bool) -> list[str]:
         if isinstance(added, ast.IfExp):
             ways = [self._lines(way, name, is_joined) for way in (added.body, added.orelse)]
-            return ["if true; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"]
+            return ["if $CONDITION; then", *(ways[0] or [":"]), "else", *(ways[1] or [":"]), "fi"]
+        with suppress(_UnknownValue, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
+            if usual(self._literal(added, 0)) in ("", []):
+                return []
         if not isinstance(added, ast.List | ast.Tuple):
             return [f"command+=({_variable(_named(added))})"]
         listed = ast.List(added.elts)

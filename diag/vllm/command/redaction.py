@@ -85,7 +85,7 @@ def is_variable(text: str) -> bool:
 
 def variable(key: str, text: str) -> str:
     """Return the value of an environment variable; "" if it may not be shown."""
-    return name(text) if key in VARIABLES and "://" not in text else ""
+    return name(default(text)) if key in VARIABLES and "://" not in text else ""
 
 
 def harmless(environment: Mapping[str, str]) -> Mapping[str, str]:

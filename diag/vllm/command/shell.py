@@ -18,14 +18,14 @@ from diag.core.errors import BadUsage
 NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
 MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
-_KEYWORDS = {"then", "while", "until", "do", "{", "!", "time"}
+_KEYWORDS = {"while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 _DEEPEST = 64
 """Blocks within each other that tell the way to a command: each command has a path."""
 BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
 _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
 _CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
-_COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
+COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _FOLDED = re.compile(NOTATIONS["patterns"]["shell_folded"])
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
@@ -75,8 +75,10 @@ class _Operator(str):
 class Statement(NamedTuple):
     """A command of a script without redirections, or the array `name`; a name with a + at its end adds to the array.
 
-    `path` has the branches around it: the number of an if, a case or a condition before &&, and the branch, -1 for
-    its else. `is_background` is True if the script goes on while it runs; `line` counts from 1.
+    `path` has the branches around it: the number of an if, a case or a condition before && or ||, and the branch, -1
+    for its else. `is_background` is True if the script goes on while it runs; `line` counts from 1. A test `decides`
+    the last of these branches with the tests before it, which the operator `joint` joins to it; the patterns of a case
+    are a test, too.
     """
 
     name: str
@@ -84,17 +86,24 @@ class Statement(NamedTuple):
     path: tuple[tuple[int, int], ...] = ()
     is_background: bool = False
     line: int = 1
+    decides: tuple[int, int] | None = None
+    joint: str = ""
+
+    @property
+    def is_pattern(self) -> bool:
+        return bool(self.decides and self.joint == ")")
 
 
 def statements(text: str) -> Iterator[Statement]:
     """Yield the commands of a script; BadUsage if a quotation is not closed."""
     name, words, skip, is_split, line = "", list[str](), False, False, 1
-    blocks, pattern, tested = _Blocks(), False, False
+    blocks, pattern, testing, joint, negated = _Blocks(), False, False, "", False
     text = re.sub(r"\\\s*\Z", "", text)  # the file ends in a continued line
     for token, at in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
         line = line if words else at
         if not isinstance(token, _Operator):
-            if not words and not skip and not name and token in ("if", "case", "elif", "else", "fi", "esac"):
+            if not words and not skip and not name and token in ("if", "case", "elif", "else", "fi", "esac", "then"):
+                testing = token in ("if", "elif")
                 blocks.enter(token)
                 pattern = token == "case" or (pattern and token != "esac")
                 if token == "case":
@@ -102,39 +111,57 @@ def statements(text: str) -> Iterator[Statement]:
                 continue
             if is_split:  # the words of an array
                 words = [f"${name}"] if re.search(r"\$\(|`", token) else token.split()
-                yield Statement(name, words, blocks.path(tested), False, line)
+                yield Statement(name, words, blocks.path(), False, line)
                 name, words, skip, is_split = "", [], True, False
-            words += [] if skip or (not words and token in _KEYWORDS) else [token]
+            negated = negated or (token == "!" and not words)
+            words += [] if skip or (not words and token in _KEYWORDS and not (negated and testing)) else [token]
             skip = False
+        elif "[[" in words[:2] and "]]" not in words and "\n" not in token:
+            words.append(str(token))
         elif name and ")" not in token:
             continue
         elif token == "<<<" and "read" in words and any(re.match(r"-[a-z]*a", word) for word in words):
             name, words, is_split = words[-1], [], True  # read -ra NAME <<< "words of the array"
         elif "<" in token or ">" in token:
             skip = True
+        elif pattern and blocks.in_case and not name and ("|" in token or (token == "(" and not words)):
+            continue  # another pattern of the same branch
         elif pattern and ")" in token and blocks.in_case and not name:
+            first = words.index("in") + 1 if words[:1] == ["case"] and "in" in words else 0
+            yield Statement("", words[:first], blocks.path(), False, line)
             blocks.branch(is_else="*" in words)
+            yield Statement("", words[first:], blocks.path(), False, line, blocks.way, ")")
             words, pattern = [], False
         else:
             opens = token == "(" and words and _ARRAY.fullmatch(words[-1])
             array = words.pop().removesuffix("=") if opens else ""
-            path = blocks.path(tested)
-            yield Statement(name, words, path, token == "&" or token.startswith("&\n"), line)
-            if token == "&&" and words[:1] and words[0] in _TESTS:
-                blocks.count, tested = blocks.count + 1, True
+            is_test = token in ("&&", "||") and not (testing or negated) and bool(words) and words[0] in _TESTS
+            blocks.count += is_test
+            decides = (blocks.count, 0) if is_test else blocks.way if testing and words else None
+            is_background = token == "&" or token.startswith("&\n")
+            yield Statement(name, words, blocks.path(), is_background, line, decides, joint if testing else "")
+            if is_test:
+                blocks.tested.append((blocks.count, 0 if token == "&&" else -1))
             elif ";" in token or "\n" in token:
-                tested = False
+                blocks.tested.clear()
             pattern = pattern or (";;" in token and blocks.in_case)
-            name, words, skip = array, [], False
-    yield Statement(name, words, blocks.path(tested), False, line)
+            name, words, skip, negated = array, [], False, False
+            joint = str(token) if token in ("&&", "||") else ""
+    yield Statement(name, words, blocks.path(), False, line)
 
 
 class _Blocks:
-    """The open ifs and cases of a script, and the branch of each."""
+    """The open ifs and cases of a script, and the branch of each; `tested` has the conditions before && and ||."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.tested = list[tuple[int, int]]()
         self._open: list[tuple[int, int, bool]] = []
+
+    @property
+    def way(self) -> tuple[int, int] | None:
+        """The innermost block and its branch."""
+        return self._open[-1][:2] if self._open else None
 
     @property
     def in_case(self) -> bool:
@@ -146,7 +173,7 @@ class _Blocks:
             self._open.append((self.count, 0 if word == "if" else -2, word == "case"))
         elif word in ("fi", "esac"):
             del self._open[-1:]
-        else:
+        elif word != "then":
             self.branch(is_else=word == "else")
 
     def branch(self, *, is_else: bool) -> None:
@@ -154,9 +181,8 @@ class _Blocks:
             number, branch, is_case = self._open[-1]
             self._open[-1] = (number, -1 if is_else else max(0, branch + 1), is_case)
 
-    def path(self, tested: bool) -> tuple[tuple[int, int], ...]:
-        blocks = self._open[:_DEEPEST]
-        return (*((number, branch) for number, branch, _ in blocks), *(((self.count, 0),) if tested else ()))
+    def path(self) -> tuple[tuple[int, int], ...]:
+        return (*((number, branch) for number, branch, _ in self._open[:_DEEPEST]), *self.tested[:_DEEPEST])
 
 
 def filled_templates(text: str) -> str:
@@ -165,7 +191,7 @@ def filled_templates(text: str) -> str:
         return text
     text = _BEHIND.sub(lambda key: key[1] + " [$VALUES]" * bool(re.search(r"args|command", key[1])), text)
     lines, opened = list[str](), list[bool]()  # True behind an else
-    for line in _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
+    for line in COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text).split("\n"):
         block = BLOCK.fullmatch(line)
         if block and (block["opens"] or block["start"]):
             opened.append(False)
@@ -384,7 +410,16 @@ def is_default(value: object) -> bool:
     return any(match[2] and not _SCHEDULERS.match(match[0]) for match in named)
 
 
-def with_default(name: str, value: str) -> str:
-    """Return the variable of that name, with its default if a shell can write it."""
-    is_plain = name.isidentifier() and not re.search(r"[{}$`\\]", value)
-    return f"${{{name}:-{value}}}" if is_plain else f"${variable_name(name)}"
+def with_default(name: str, value: object) -> str:
+    """Return the variable of that name, with its default if a shell can write it; without one for None and False."""
+    text = "" if value is None or value is False or value == [] else str(value)
+    is_plain = name.isidentifier() and not re.search(r"[{}$`\\]", text)
+    return f"${{{name}:-{text}}}" if is_plain else f"${variable_name(name)}"
+
+
+def usual(value: Any) -> Any:
+    """Return a value with the defaults of its variables; ValueError if one has none."""
+    text = default(value) if isinstance(value, str) else value
+    if isinstance(text, str) and "$" in text:
+        raise ValueError
+    return text

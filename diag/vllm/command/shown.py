@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from diag.core.errors import BadUsage
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, Given, is_server
-from diag.vllm.command.container import IS_ALONE
+from diag.vllm.command.container import IS_ALONE, LONG
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import NOTATIONS, PLACEHOLDER, default, line, placeholder
 
@@ -94,8 +94,9 @@ def _show_prefix(words: Sequence[str], script: int | None = None, image: str = "
         is_program = bool(_PROGRAMS.fullmatch(PurePosixPath(word).name) and redaction.name(word))
         is_value = before.startswith("-") and "=" not in before and not IS_ALONE.fullmatch(before)
         kept = word if at == script else _show_word(word, before if is_known else "", is_program, image)
+        option = before if is_known and before in _OPTIONS and not word.startswith("-") else f"word_{at + 1}"
         is_known = is_program or (is_known and (is_value or word.startswith("-") or bool(kept)))
-        done.append(kept or placeholder(f"word_{at + 1}"))
+        done.append(kept or placeholder(LONG.get(option, option)))
     return tuple(done)
 
 
@@ -107,7 +108,7 @@ def _show_word(word: str, before: str, is_program: bool, image: str) -> str:
         return word if word in VARIABLES else f"{word}={placeholder(word)}"
     if name == "--env" and _NAME.fullmatch(value):
         return word if value in VARIABLES else f"{word}={placeholder(value)}"
-    if assigned:
+    if assigned and word not in _WORDS:
         option, variable, text = assigned.groups()
         kept = text if PLACEHOLDER.fullmatch(text) else redaction.variable(variable, text)
         return f"{option}{variable}={kept or placeholder(variable)}"

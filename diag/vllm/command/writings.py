@@ -4,18 +4,16 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from typing import NamedTuple
 
 from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_json
 from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
+from diag.vllm.command.dockerfile import is_dockerfile, last_stage
 from diag.vllm.command.hcl import documents as hcl_documents
 from diag.vllm.command.hcl import is_hcl
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template, templated
 from diag.vllm.command.python_source import engines, is_parsed, is_python
-from diag.vllm.command.shell import default
 from diag.vllm.flags.registry import known
 
 FORMS: Mapping[str, str] = NOTATIONS["forms"]
@@ -24,8 +22,7 @@ EXPECTED = (
     f" {', '.join(FORMS)}"
 )
 VARIABLES = "a worker's variables"
-_MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
-_LONGEST = 2**15
+_MOST_VARIABLES = 1000
 _SCRIPT_CELL = re.compile(r"\s*%%(?:script[ \t]+)?(?:sh|bash)\b.*")
 _WRITTEN_CELL = re.compile(r"\s*%%(?:writefile|file)[ \t]+(?:-a[ \t]+)?\S*?(\.\w+)?[ \t]*\n")
 _SHELL_LINE = re.compile(r"^[ \t]*(?:!+|%(?:sh|sx|system)[ \t])((?:.*\\\n)*.*)", re.MULTILINE)
@@ -35,11 +32,8 @@ _QUADLET = re.compile(r"^\[Container\][ \t]*$", re.MULTILINE)
 _QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
 _SUPERVISED = re.compile(r"^\[program:[^\]\n]*\][ \t]*$", re.MULTILINE)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
-_FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
-_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
 _LONG_FLAG = re.compile(NOTATIONS["patterns"]["writings_long_flag"])
-_INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
 
 
 def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
@@ -47,7 +41,7 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
 
     `suffix` is that of the text's file. BadUsage if the text cannot be read in its notation.
     """
-    if _FROM.match(text):
+    if is_dockerfile(text):
         return _from_dockerfile(text, version)
     is_code = suffix in (".py", ".ipynb", ".sh", ".bash", ".sbatch", ".slurm")
     is_code = is_code or text.lstrip().startswith(("import ", "from "))
@@ -148,51 +142,10 @@ def notation(text: str) -> str:
     return "a systemd unit" if _UNIT.search(text) else ""
 
 
-_SECRET = re.compile(NOTATIONS["patterns"]["writings_secret"])
-
-
-class _Stage(NamedTuple):
-    """A stage of a Dockerfile: the image that it begins with, its variables, ENTRYPOINT and CMD."""
-
-    image: str
-    environment: Mapping[str, str] = {}
-    entrypoint: tuple[str, ...] | None = None
-    command: tuple[str, ...] = ()
-
-
 def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
     """Return the program of the last stage."""
-    stages: dict[str, _Stage] = {}
-    arguments: dict[str, str] = {}
-    stage, alias = _Stage(""), ""
-    secrets: dict[str, str] = {}  # of the last stage alone: the layers of others stay behind
-    for instruction, rest in _instructions(text):
-        if instruction == "ARG":
-            name, _, value = rest.partition("=")
-            secrets |= {name.strip(): "ARG"} if _SECRET.fullmatch(name.strip()) else {}
-            arguments[name.strip()] = _filled(value.strip().strip("\"'"), arguments)
-        elif instruction == "FROM":
-            name, *more = [_filled(word, arguments) for word in rest.split() if not word.startswith("--")] or [""]
-            stage, secrets = stages.get(name.lower(), _Stage(name)), {}
-            alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
-        elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
-            filled = _filled(rest, {**arguments, **stage.environment})
-            pairs = [word.partition("=") for word in split(filled)]  # NAME=value ..., or the older NAME value
-            assigned = {name: value for name, joined, value in pairs if joined}
-            if pairs and not pairs[0][1]:
-                name, _, value = filled.partition(" ")
-                assigned = {name: value.strip()}
-            stage = stage._replace(environment={**stage.environment, **assigned})
-            secrets |= {name: "ENV" for name, value in assigned.items() if value and _SECRET.fullmatch(name)}
-        elif instruction == "ENTRYPOINT":
-            stage = stage._replace(entrypoint=_program(rest), command=())
-        elif instruction == "CMD":
-            stage = stage._replace(command=_program(rest))
-        if instruction != "ARG" and alias:
-            stages[alias] = stage
-    program, *words = (*(stage.entrypoint or ()), *stage.command) or ("",)
-    if stage.entrypoint is None and "vllm-openai" in stage.image:  # this image has an entry point of its own
-        program, words = "", [*stage.command]
+    stage = last_stage(text)
+    program, *words = stage.program or ("",)
     options = [word for name, value in stage.environment.items() for word in ("-e", f"{name}={value}")]
     options += ["--entrypoint", program] if program else []
     image = stage.image if "vllm" in stage.image else "vllm"
@@ -205,33 +158,8 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
                 "the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container"
             )
         words = ["$ARGS"]  # of the container, for the image's own entry point
-    baked = tuple(f"{by} {name}" for name, by in secrets.items())
-    around = Container("image", shared_memory=None, is_whole=False, baked=baked)
+    around = Container("image", shared_memory=None, is_whole=False, baked=stage.baked)
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words]), around),)
-
-
-def _instructions(text: str) -> list[tuple[str, str]]:
-    """Return the instructions of a Dockerfile, each with its continued lines, without comments."""
-    lines = [line for line in text.split("\n") if not line.lstrip().startswith("#")]
-    whole = re.sub(r"\\[ \t]*\r?\n", " ", "\n".join(lines))
-    matches = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
-    return [(match[1], match[2].strip()) for match in islice(filter(None, matches), _MOST_INSTRUCTIONS)]
-
-
-def _program(rest: str) -> tuple[str, ...]:
-    """Return the words of ENTRYPOINT or CMD: a JSON list, or a line for a shell."""
-    try:
-        words = parse_json(rest) if rest.startswith("[") else None
-    except ValueError:
-        words = None
-    return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
-
-
-def _filled(text: str, values: Mapping[str, str]) -> str:
-    """Fill in variables of the Dockerfile, unless the text may become very long."""
-    if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
-        return text
-    return default(_REFERENCE.sub(lambda name: values.get(name[1] or name[2]) or name[0], text))
 
 
 def _from_variables(text: str, version: str) -> tuple[Writing, ...]:

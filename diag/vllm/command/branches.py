@@ -1,0 +1,131 @@
+"""Decide the branches of a script by its own values and the defaults of its variables; nothing is executed."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from operator import eq, ge, gt, le, lt, ne
+
+from diag.vllm.command.shell import NOTATIONS, Statement
+
+NONE, OWN_OPTIONS = -3, -4
+"""The branch of a case whose patterns do not match, and of one that reads the options of the script itself."""
+_VARIABLE = re.compile(r"\$(?:(\w+|[@*#])|\{(\w+|[@*#])(?::?-([^{}$]*))?(,,|\^\^)?\})")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_DECLARING = ("export", "declare", "typeset", "readonly", "local")
+_NUMBERS: Mapping[str, Callable[[float, float], bool]]
+_NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
+_SETTINGS = re.compile(r"env|conf|setting|secret|\.sh$|\$")
+_SET_ELSEWHERE = re.compile(NOTATIONS["patterns"]["branches_set_elsewhere"])
+_OPTION = re.compile(r"--?[\w?]")
+
+
+def usual_ways(
+    steps: Sequence[Statement],
+    functions: Sequence[str],
+    assignments: Callable[[Sequence[str]], Mapping[str, str]],
+    given: Mapping[str, str],
+) -> tuple[dict[int, int], Mapping[int, set[str]]]:
+    """Return the branch of each block that the text decides, and the variables that decide it.
+
+    They have the script's own values, those that are `given`, and the defaults; others are unset, and the script gets
+    no arguments. `functions` has the function of each line; its arguments are unknown.
+    """
+    names: dict[int, set[str]] = {}
+    values: dict[str, str | None] = {**given}
+    is_open = any(step.words[:1] in (["source"], ["."]) and _SETTINGS.search(step.words[-1]) for step in steps)
+    ways: dict[int, int] = {}
+    subjects: dict[int, str | None] = {}
+    results: dict[tuple[int, int], bool | None] = {}
+    options = set[str]()
+    for step in steps:
+        block, branch = step.decides or (0, 0)
+        around = [way for way in step.path if way[0] != block]
+        if any(ways.get(number, way) != way for number, way in around):
+            continue
+        if step.decides and not {"-d", "-e", "-f"} & {*step.words}:
+            read = _VARIABLE.findall(" ".join(step.words))
+            names.setdefault(block, set()).update(name or braced for name, braced, *_ in read)
+        if step.words[:1] == ["case"] and step.path and len(step.words) > 1:
+            number, subject = step.path[-1][0], step.words[1]
+            is_of_options = subject.strip("${}") in options
+            subjects[number] = value = None if is_of_options else _filled(subject, values)
+            ways |= {number: OWN_OPTIONS} if is_of_options else {number: NONE} if value is not None else {}
+        elif step.is_pattern and subjects.get(block) is not None:
+            if ways.get(block) == NONE and any(fnmatchcase(subjects[block] or "", word) for word in step.words):
+                ways[block] = branch
+        elif step.is_pattern:
+            ways |= {block: OWN_OPTIONS} if any(map(_OPTION.match, step.words)) else {}
+        elif step.decides:
+            is_in_function = bool(functions[min(step.line, len(functions) - 1)])
+            arguments = {} if is_in_function else {**dict.fromkeys("@*123456789", ""), "#": "0"}
+            read = [name or braced for name, braced, *_ in _VARIABLE.findall(" ".join(step.words))]
+            unset = dict.fromkeys((name for name in read if not (is_open or _SET_ELSEWHERE.fullmatch(name))), "")
+            holds = _joined(step.joint, results.get(step.decides), test(step.words, {**unset, **arguments, **values}))
+            results[step.decides] = holds
+            before = [results.get((block, other)) for other in range(branch)]
+            if ways.get(block, -1) in (-1, branch) and not any(one is not False for one in before):
+                ways |= {block: branch if holds else -1} if holds is not None else {}
+                if holds is None:
+                    ways.pop(block, None)
+        elif around and step.words[:1] in (["exit"], ["return"]):
+            ways.pop(around[-1][0], None)  # without its arguments the script ends there
+        else:
+            if step.words[:1] in (["for"], ["read"], ["select"], ["mapfile"], ["readarray"]):
+                values |= dict.fromkeys(step.words[1:])
+            options |= {step.words[2]} if step.words[:1] == ["getopts"] and len(step.words) > 2 else set()
+            is_certain = all(number in ways for number, _ in around)
+            declared = step.words[step.words[:1] != [] and step.words[0] in _DECLARING :]
+            assigned = assignments(step.words)
+            if len(assigned) == len(declared) or declared != step.words or step.words[:1] == [":"]:
+                values |= {name: _filled(value, values) if is_certain else None for name, value in assigned.items()}
+    return ways, names
+
+
+def _joined(joint: str, before: bool | None, holds: bool | None) -> bool | None:
+    """Return the result of two tests that && or || joins; None if it is unknown."""
+    if joint not in ("&&", "||"):
+        return holds
+    decisive = joint == "||"
+    return decisive if decisive in (before, holds) else None if None in (before, holds) else not decisive
+
+
+def _filled(word: str, values: Mapping[str, str | None]) -> str | None:
+    """Return a word with the values of its variables; None if one of them is unknown."""
+
+    def value(name: re.Match[str]) -> str:
+        known = values.get(name[1] or name[2])
+        text = name[3] if name[3] is not None and not known else name[0] if known is None else known
+        return text.lower() if name[4] == ",," else text.upper() if name[4] else text
+
+    for _ in range(3):  # a default may name others
+        word = _VARIABLE.sub(value, word)
+    return None if "$" in word or "`" in word else word
+
+
+def test(words: Sequence[str], values: Mapping[str, str | None]) -> bool | None:
+    """Return the result of a test; None if the text does not show it."""
+    if words[:1] == ["!"]:
+        holds = test(words[1:], values)
+        return None if holds is None else not holds
+    is_bracket = words[:1] != [] and words[0] in ("[", "[[", "test")
+    parts = [word for at, word in enumerate(words) if not (is_bracket and (at == 0 or word in ("]", "]]")))]
+    for joint, names in (("||", ("||", "-o")), ("&&", ("&&", "-a"))):
+        if is_bracket and (place := next((at for at, word in enumerate(parts) if word in names), 0)):
+            ways = [test([words[0], *part], values) for part in (parts[:place], parts[place + 1 :])]
+            return _joined(joint, *ways)
+    if is_bracket and parts[:1] == ["!"]:
+        return test(["!", words[0], *parts[1:]], values)
+    match [_filled(part, values) for part in parts]:
+        case ["true" | "false" | ":" as command] if not is_bracket:
+            return command != "false"
+        case ["-n" | "-z" as sign, str(value)] if is_bracket:
+            return bool(value) is (sign == "-n")
+        case ["-d" | "-e" | "-f", str(value)] if is_bracket and (_HUB_ID.fullmatch(value) or value == ""):
+            return False
+        case [str(value)] if is_bracket:
+            return bool(value)
+        case [str(left), "=" | "==" | "!=" as sign, str(right)] if is_bracket:
+            return (fnmatchcase(left, right) if words[0] == "[[" else left == right) is (sign != "!=")
+        case [str(left), str(sign), str(right)] if sign in _NUMBERS and left.isdecimal() and right.isdecimal():
+            return _NUMBERS[sign](float(left), float(right))
+    return None

@@ -1,0 +1,216 @@
+"""Read the last stage of a Dockerfile, and what stands beside it: the script that it starts, the Compose service."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from diag.core.errors import BadUsage
+from diag.core.files import parse_json, parse_yaml, read_bytes
+from diag.vllm.command.command import NOTATIONS, split
+from diag.vllm.command.container import inner
+from diag.vllm.command.shell import default
+
+_FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
+_INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
+_SECRET = re.compile(NOTATIONS["patterns"]["writings_secret"])
+STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
+_COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
+_MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
+_MOST_SCRIPTS = 8
+_LONGEST = 2**15
+BUILT = ("built",)
+"""The key, which no YAML has, of a service's Dockerfile and the secrets that it leaves in the image."""
+_LONGEST_SCRIPT = 2**16
+
+
+class Stage(NamedTuple):
+    """A stage of a Dockerfile: the image that it begins with, its variables, ENTRYPOINT and CMD.
+
+    `baked` are the instructions that leave a secret in the image.
+    """
+
+    image: str
+    environment: Mapping[str, str] = {}
+    entrypoint: tuple[str, ...] | None = None
+    command: tuple[str, ...] = ()
+    baked: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """The words that a container starts; the first one is "" for the entry point of vLLM's own image."""
+        if self.entrypoint is None and "vllm-openai" in self.image:
+            return ("", *self.command)
+        return (*(self.entrypoint or ()), *self.command)
+
+
+def is_dockerfile(text: str) -> bool:
+    return bool(_FROM.match(text))
+
+
+def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Stage:
+    """Return the last stage of a Dockerfile, or the `target`; `given` are arguments of the build."""
+    stages: dict[str, Stage] = {}
+    arguments: dict[str, str] = {}
+    stage, alias = Stage(""), ""
+    secrets: dict[str, str] = {}  # of the last stage alone: the layers of others stay behind
+    for instruction, rest in _instructions(text):
+        if instruction == "ARG":
+            name, _, value = rest.partition("=")
+            secrets |= {name.strip(): "ARG"} if _SECRET.fullmatch(name.strip()) else {}
+            arguments[name.strip()] = given.get(name.strip()) or _filled(value.strip().strip("\"'"), arguments)
+        elif instruction == "FROM":
+            if target and alias == target.lower():
+                break
+            name, *more = [_filled(word, arguments) for word in rest.split() if not word.startswith("--")] or [""]
+            stage, secrets = stages.get(name.lower(), Stage(name)), {}
+            alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
+        elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
+            filled = _filled(rest, {**arguments, **stage.environment})
+            pairs = [word.partition("=") for word in split(filled)]  # NAME=value ..., or the older NAME value
+            assigned = {name: value for name, joined, value in pairs if joined}
+            if pairs and not pairs[0][1]:
+                name, _, value = filled.partition(" ")
+                assigned = {name: value.strip()}
+            stage = stage._replace(environment={**stage.environment, **assigned})
+            secrets |= {name: "ENV" for name, value in assigned.items() if value and _SECRET.fullmatch(name)}
+        elif instruction == "ENTRYPOINT":
+            stage = stage._replace(entrypoint=_program(rest), command=())
+        elif instruction == "CMD":
+            stage = stage._replace(command=_program(rest))
+        if instruction != "ARG" and alias:
+            stages[alias] = stage
+    return stage._replace(baked=tuple(f"{by} {name}" for name, by in secrets.items()))
+
+
+def _instructions(text: str) -> list[tuple[str, str]]:
+    """Return the instructions of a Dockerfile, each with its continued lines, without comments and here-documents."""
+    lines = [line for line in _COPIED.sub("", text).split("\n") if not line.lstrip().startswith("#")]
+    whole = re.sub(r"\\[ \t]*\r?\n", " ", "\n".join(lines))
+    matches = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
+    return [(match[1], match[2].strip()) for match in islice(filter(None, matches), _MOST_INSTRUCTIONS)]
+
+
+def _program(rest: str) -> tuple[str, ...]:
+    """Return the words of ENTRYPOINT or CMD: a JSON list, or a line for a shell."""
+    try:
+        words = parse_json(rest) if rest.startswith("[") else None
+    except ValueError:
+        words = None
+    return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """Fill in variables of the Dockerfile, unless the text may become very long."""
+    if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
+        return text
+    return default(_REFERENCE.sub(lambda name: values.get(name[1] or name[2]) or name[0], text))
+
+
+# -- what stands beside
+
+
+def with_scripts(text: str, file: Path) -> str:
+    """Write the scripts beside a Dockerfile or a Compose file, or in it, where its containers start them."""
+    for start, (script, _) in _scripts(text, file).items():
+        text = text.replace(start, f'["bash", "-c", {json.dumps(script)}, "--"')
+    return text
+
+
+def _scripts(text: str, file: Path) -> dict[str, tuple[str, Path | None]]:
+    """Return the scripts that containers start, by what starts each: the text, and its file if it has one."""
+    scripts: dict[str, tuple[str, Path | None]] = {}
+    written = {copied["place"]: copied["body"] for copied in _COPIED.finditer(text)}
+    for start in islice(STARTS_SCRIPT.finditer(text) if "vllm" in text else (), _MOST_SCRIPTS):
+        if body := written.get(start[1]):
+            scripts[start[0]] = (body, None)
+            continue
+        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
+        copied = re.search(place, text, re.MULTILINE)
+        able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
+        script = next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
+        content = _text(script)
+        scripts |= {start[0]: (content, script)} if "vllm" in content else {}
+    return scripts
+
+
+def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
+    """Return the text of a file beside; "" if it cannot be read, or is too long."""
+    with suppress(OSError, BadUsage, ValueError):
+        if file.is_file():
+            return read_bytes(file, most).decode("utf-8", "replace").replace("\r\n", "\n")
+    return ""
+
+
+def started_files(text: str, file: Path) -> set[Path]:
+    """Return the files beside which the containers of a file start: scripts, and Dockerfiles with theirs."""
+    builds: dict[Path, str] = {}
+    with suppress(BadUsage):
+        builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
+    scripts = [
+        script
+        for one, place in ((text, file), *((text, place) for place, text in builds.items()))
+        for _, script in _scripts(one, place).values()
+    ]
+    return {*builds, *(_whole(script) for script in scripts if script)}
+
+
+def built(documents: Sequence[Any], file: Path) -> list[Any]:
+    """Fill in what the Dockerfiles beside a Compose file give its services: the image, variables and program."""
+    joined = list[Any]()
+    for document in documents:
+        services = inner(document, "services")
+        whole = {name: _built(node, file) for name, node in services.items() if isinstance(node, dict)}
+        joined.append({**document, "services": {**services, **whole}} if whole else document)
+    return joined
+
+
+def _built(service: Mapping[str, Any], file: Path) -> Mapping[Any, Any]:
+    content, place = _of_build(service, file)
+    if "vllm" not in content:
+        return service
+    build = service.get("build")
+    arguments = inner(build, "args") or dict(str(pair).partition("=")[::2] for pair in _list(inner(build).get("args")))
+    given = {str(name): default(str(value)) for name, value in arguments.items() if value is not None}
+    stage = last_stage(with_scripts(content, place), given, str(inner(build).get("target") or ""))
+    own = service.get("environment")
+    pairs = [f"{name}={value}" for name, value in own.items()] if isinstance(own, dict) else _list(own)
+    names = {str(pair).partition("=")[0] for pair in pairs}
+    pairs = [*(f"{name}={value}" for name, value in stage.environment.items() if name not in names), *pairs]
+    node: dict[Any, Any] = {**service, "environment": pairs, BUILT: (content, stage.baked)}
+    if stage.entrypoint is not None and "entrypoint" not in service:
+        node["entrypoint"] = [*stage.entrypoint]
+    if stage.command and not {"entrypoint", "command"} & service.keys():
+        node["command"] = [*stage.command]
+    return {**node, "image": stage.image} if "vllm" in stage.image else node
+
+
+def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:
+    """Return the Dockerfile of a service: its text, "" for none, and its place."""
+    build = service.get("build")
+    folder = build if isinstance(build, str) else inner(service, "build").get("context", ".") if build else None
+    if not isinstance(folder, str) or "$" in folder:
+        return "", file
+    place = file.parent / folder / str(inner(service, "build").get("dockerfile") or "Dockerfile")
+    inline = inner(service, "build").get("dockerfile_inline")
+    return (inline, place) if isinstance(inline, str) else (_text(place), place)
+
+
+def _builds(text: str, file: Path) -> dict[Path, str]:
+    """Return the Dockerfiles beside a Compose file that its services are built of."""
+    services = [node for one in parse_yaml(text, file.name) for node in inner(one, "services").values()]
+    read = (_of_build(node, file) for node in services if isinstance(node, dict))
+    return {_whole(place): content for content, place in read if "vllm" in content}
+
+
+def _whole(file: Path) -> Path:
+    return Path(os.path.normpath(file.absolute()))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
