@@ -141,7 +141,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 def kernel_of(frames: str, text: str) -> Kernel | None:
     """Return the kernel that the innermost frames of a traceback or its exception show; None while weights load."""
-    if not frames or _LOADS.search(frames):
+    if _LOADS.search(frames):
         return None
     return next((kernel for kernel in kernels() if kernel.frames.search(f"{frames}\n{text}")), None)
 

@@ -49,6 +49,11 @@ class ErrorLine:
     def __post_init__(self) -> None:
         self.text = self.text[:MOST_READ]
 
+    def goes_on(self, text: str) -> bool:
+        """Return True if a line below belongs to the message: the rest of its sentence, or the next one."""
+        is_broken = MARKS.heading.match(self.text) or MARKS.unfinished.match(self.text)
+        return bool(MARKS.goes_on.match(text) or (is_broken and MARKS.wrapped.match(text)))
+
     def add(self, text: str) -> None:
         """Add a further line of the message."""
         self.text = f"{self.text} {text}"[:MOST_READ]
@@ -202,6 +207,8 @@ class _Traceback:
             error.add(f"{text}:")
         elif error is not None and MARKS.heading.match(error.text) and (is_indented or text[:1].islower()):
             error.add(text.strip())
+        elif error is not None and not MARKS.exception.match(text) and error.goes_on(text):
+            error.add(text.strip())
         elif error is not None and (MARKS.detail.match(text) or error.text.endswith("Last error:")):
             error.add(_FOLDERS.sub("", text))
         elif text and not is_indented:
@@ -227,8 +234,8 @@ class TracebackTracker:
         """Return the exception that ended a process, at its own line; the lines below it may still add to its text."""
         self.unannounced = self.stopped = None
         wrapped, self._wrapped = self._wrapped, None
-        if wrapped and line.level == RAW and not line.process and MARKS.wrapped.match(line.text):
-            wrapped.add(line.text)
+        if wrapped and line.level == RAW and not line.process and wrapped.goes_on(line.text):
+            wrapped.add(line.text.strip())
             self._wrapped = wrapped
             return None
         if line.level not in FAILED:
@@ -271,8 +278,9 @@ class TracebackTracker:
         if error.is_lone and line.level != RAW and not is_announced and key in self._announced:  # without its frames
             error.is_lone, error.announced = False, self._announced.pop(key)
             return error
-        if error.is_lone and MARKS.heading.match(error.text):  # its reason follows
+        if error.is_lone:  # its reason may follow
             self._wrapped = error
+        if error.is_lone and MARKS.heading.match(error.text):
             self._open[key] = _Traceback("", False, has_head=False, in_frames=False, error=error)
         if len(self._announced) >= MOST_OPEN:
             self._announced.clear()
