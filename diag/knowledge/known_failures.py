@@ -39,8 +39,7 @@ WORDS = _Words()
 PLACES, RAISED, SHAPES, OTHERS, THREADS, TOPICS = "places", "raised", "shapes", "others", "threads", "topics"
 TIERS = {SHAPES: 2, RAISED: 3, PLACES: 4, TOPICS: 5}
 LAST_TIER = 7
-"""The tier of a file's kinds: what an error itself says comes before the place at which it was raised, and its topic after;
-last come places that anything may reach."""
+"""The tiers of files: what an error says comes before its place, its topic after, what anything may reach last."""
 OF_HOSTS = (OTHERS, "environment", "devices", "ranks", "memory", "launch")
 """Files with kinds that other programs than vLLM print: the host's, the container's, the cluster's, libraries."""
 Basis = Literal["named by the error", "by its place", "guess"]
@@ -326,7 +325,7 @@ def _told(
 
 
 def _in_order(texts: Sequence[str], beside: Sequence[str], tier: int) -> Sequence[str]:
-    """Return the texts that the kinds of a tier are tried with: of an error that only points to another one, that first."""
+    """Return the texts for the kinds of a tier; of an error that only points to another one, that one first."""
     raised = [line for line in beside if (shown := WORDS.complains.match(line)) and shown["said"]]
     return [*raised, *texts, *beside] if tier <= 1 else [*raised, *texts]
 

@@ -51,8 +51,11 @@ class ErrorLine:
 
     def goes_on(self, text: str) -> bool:
         """Return True if a line below belongs to the message: the rest of its sentence, or the next one."""
-        is_broken = MARKS.heading.match(self.text) or MARKS.unfinished.match(self.text)
-        return bool(MARKS.goes_on.match(text) or (is_broken and MARKS.wrapped.match(text)))
+        if MARKS.goes_on.match(text) or (
+            MARKS.heading.match(self.text) and (text.startswith((" ", "\t")) or text[:1].islower())
+        ):
+            return True
+        return bool(MARKS.unfinished.match(self.text) and MARKS.wrapped.match(text))
 
     def add(self, text: str) -> None:
         """Add a further line of the message."""
@@ -178,13 +181,17 @@ class _Traceback:
             self.inner_of_vllm = place if MARKS.of_vllm.match(place) else self.inner_of_vllm
             self.feature = place if MARKS.feature.match(place) else self.feature
 
-    def cut_short(self, line: ErrorLine) -> ErrorLine | None:
-        """Return the exception that the last frame's code or V0's line above names, if the log ends before its own."""
+    def cut_short(self, line: ErrorLine, *, of_engine: bool) -> ErrorLine | None:
+        """Return the exception that the last frame's code or V0's line above names, if the log ends before its own.
+
+        `of_engine` is true if a file of vLLM logs it that logs only exceptions of an engine or a worker.
+        """
         if self.in_frames and self.announced and not MARKS.says_end.match(self.announced):
             line.text, line.number, line.frames, line.announced = self.announced, 0, self.frames, self.announced
             return line
         named = MARKS.cut_short.match(self.frame) if self.in_frames else None
-        if named is None or not (self.in_start or self.in_step or self.ends):  # a request's may have ended nothing
+        ends = self.in_start or self.in_step or self.ends or of_engine  # a request's may have ended nothing
+        if named is None or not ends:
             return None
         name = "AssertionError" if named["assertion"] else named["name"]
         line.text, line.frames, line.in_step = f"{name} ({self.frame})", self.frames, self.at_work
@@ -205,8 +212,6 @@ class _Traceback:
             return self.has_head or is_indented or not text or bool(MARKS.lone.match(text))
         elif error is not None and MARKS.validation.match(error.text) and MARKS.field.fullmatch(text):
             error.add(f"{text}:")
-        elif error is not None and MARKS.heading.match(error.text) and (is_indented or text[:1].islower()):
-            error.add(text.strip())
         elif error is not None and not MARKS.exception.match(text) and error.goes_on(text):
             error.add(text.strip())
         elif error is not None and (MARKS.detail.match(text) or error.text.endswith("Last error:")):
@@ -278,10 +283,10 @@ class TracebackTracker:
         if error.is_lone and line.level != RAW and not is_announced and key in self._announced:  # without its frames
             error.is_lone, error.announced = False, self._announced.pop(key)
             return error
-        if error.is_lone:  # its reason may follow
-            self._wrapped = error
+        self._wrapped = self.unannounced  # its reason may follow
         if error.is_lone and MARKS.heading.match(error.text):
             self._open[key] = _Traceback("", False, has_head=False, in_frames=False, error=error)
+        error.is_lone = error.is_lone and not MARKS.logs_ends.match(line.source)  # else it ended an engine or a worker
         if len(self._announced) >= MOST_OPEN:
             self._announced.clear()
         self._announced.pop(key, None)
@@ -291,8 +296,9 @@ class TracebackTracker:
 
     def cut_short(self, latest: ParsedLine, at: float) -> ErrorLine | None:
         """Return the exception that the last open traceback names in its code, of a log that ends within it."""
-        for traceback in reversed(self._open.values()):
-            error = traceback.cut_short(ErrorLine("", latest.number, at, latest.process))
+        for (*_, source, _level), traceback in reversed(self._open.items()):
+            of_engine = bool(MARKS.logs_ends.match(source))
+            error = traceback.cut_short(ErrorLine("", latest.number, at, latest.process), of_engine=of_engine)
             if error is not None:
                 return error
         return None
