@@ -47,6 +47,8 @@ Basis = Literal["named by the error", "by its place", "guess"]
 it is the usual one of such an error."""
 MOST_SEEN, BEFORE_SEEN = 120, 60
 """Characters of a line that decided, and of those before what was found in it."""
+LONG_LINE, FEW_OPTIONS = 400, 3
+"""Characters of a line that lists a whole configuration, and options that one advice names before it is a list."""
 FAR_BEHIND, OLD = 3, 12
 """Minor releases, about two months and most of a year of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
@@ -205,11 +207,18 @@ class KnownFailure(NamedTuple):
 
 
 def _options_given(place: re.Match[str], context: LogContext) -> list[str]:
-    """Return those of some options that the server was given; all of them if its log does not list its arguments."""
+    """Return those of some options that the server was given; if its log does not list its arguments, those that its
+    lines hint at, else all.
+    """
     names: list[str] = place["names"].split(", ")
     arguments = WORDS.given.search(context.nearby)
     fields = {name: name[2:].partition(".")[0].replace("-", "_") for name in names}
-    return [name for name in names if not arguments or f"'{fields[name]}':" in arguments["args"]]
+    if arguments:
+        return [name for name in names if f"'{fields[name]}':" in arguments["args"]]
+    hints, short = words().hints, "\n".join(line for line in context.nearby.splitlines() if len(line) < LONG_LINE)
+    hinted = [name for name in names if name in hints and hints[name].search(short)]
+    unset = re.compile("|".join(rf"\b{field}=(?:None|False|1)\b" for field in fields.values())).findall(context.nearby)
+    return hinted or [name for name in names if f"{fields[name]}=" not in " ".join(unset)]
 
 
 _FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
@@ -296,7 +305,8 @@ def known_failure(
                 spare = spare or told._replace(do=TRIED)
                 continue
             if text not in beside:
-                return told
+                pointed = next((line for line in beside if line in raised_beside), "")
+                return told._replace(seen=told.seen or printable(hidden(bare(pointed)), MOST_SEEN))
             seen = told.seen or printable(hidden(bare(text)), MOST_SEEN)
             return told._replace(seen=seen, line=bare(text))
     return spare
@@ -383,8 +393,9 @@ def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = Fal
         told, seen = known_failure([text], version, "", context=context), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
             return told._replace(seen=seen)
-        if is_alone and not (last or line["warning"] or WORDS.says_nothing.search(text)) and _said(text):
-            last = (told or KnownFailure("", _said(text), "", ""))._replace(seen=seen)
+        says = "" if WORDS.says_nothing.search(text) else _said(text)
+        if is_alone and not (last or line["warning"]) and (says or told):
+            last = (told or KnownFailure("", says, "", ""))._replace(seen=seen)
     return last
 
 
@@ -410,6 +421,10 @@ def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
     """
     newest = versions()[-1]
     (at, last) = release(version)[:2], release(newest)[:2]
+    if not at and basis == "guess" and advice.startswith("Start without") and advice.count("--") > FEW_OPTIONS:
+        return f"Upgrade vLLM ({newest} is the newest release); until then {advice[:1].lower()}{advice[1:]}"
+    if not at and basis == "guess" and not re.search("(?i)upgrade", advice):
+        return f"{advice.removesuffix('.')}; if the error stays, upgrade vLLM."
     if not at or last < (at[0], at[1] + FAR_BEHIND):
         return advice
     numbers = f"(this server runs {printable(version)}, {newest} is newer)"
@@ -551,6 +566,7 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "flag": lambda name: option if (option := f"--{name.replace('_', '-')}") in known() else name,
     "double": lambda value: str(int(_number(value)) * 2),
     "gib": lambda size: f"{_number(size) / 2**30:.1f}",
+    "release": lambda rule, least: f">={least}" if rule == "?" else rule,
     "after": lambda last: f"{release(last)[0]}.{release(last)[1] + 1}",
     "lora_rank": _lora_rank,
     "scaled": _scaled,

@@ -16,13 +16,14 @@ from diag.vllm.flags.registry import release
 
 
 class Words(NamedTuple):
-    """Words by which platforms and attention backends are told (platform_words.toml)."""
+    """Words by which platforms, attention backends and options in use are told (platform_words.toml)."""
 
     platforms: Mapping[str, re.Pattern[str]]
     used: Mapping[str, re.Pattern[str]]
     refused: Mapping[str, re.Pattern[str]]
     in_use: Mapping[str, re.Pattern[str]]
     tools: Mapping[str, Mapping[str, str]]
+    hints: Mapping[str, re.Pattern[str]]
 
 
 @cache
