@@ -147,7 +147,9 @@ class FailureKind(NamedTuple):
             return None
         named = {**match.groupdict(), **(place.groupdict() if place else {})}
         options = WORDS.options.search(self.do) if self.file == TOPICS and self.do.startswith(WITHOUT) else None
-        if options and not _options_given(options, context):
+        if (options and not _options_given(options, context)) or (
+            self.file == TOPICS and not WORDS.raised.search(text)
+        ):
             return None
         values = {name: value or "?" for name, value in named.items()}
         values[_LINE] = match[0][:MOST_SEEN].split("\n")[0] if match.start() > MOST_SEEN else ""

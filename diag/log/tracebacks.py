@@ -52,7 +52,8 @@ class ErrorLine:
     def goes_on(self, text: str) -> bool:
         """Return True if a line below belongs to the message: the rest of its sentence, or the next one."""
         if MARKS.goes_on.match(text) or (
-            MARKS.heading.match(self.text) and (text.startswith((" ", "\t")) or text[:1].islower())
+            MARKS.heading.match(self.text)
+            and (text.startswith((" ", "\t")) or text[:1].islower() or " " not in text.strip())
         ):
             return True
         return bool(MARKS.unfinished.match(self.text) and MARKS.wrapped.match(text))
