@@ -375,11 +375,10 @@ def told_by_others(
     for sure in ("named by the error", "guess", *(("generic",) if files is OF_HOSTS else ())):
         for line, kind in itertools.product(lines[::-1], kinds):
             values = kind.values(line, "", context) if sure == ("generic" if kind.generic else kind.basis) else None
-            if values is not None and (do := _filled(kind.advice, values, context, version)):
-                at, means = kind.pattern.search(line), _filled(kind.means, values)
+            if values is not None and (told := _told(kind, values, line, version, "", context)).do:
+                at = kind.pattern.search(line)
                 kept = at[0][:MOST_SEEN] if at and WORDS.says_nothing.search(text) else ""
-                seen = around(hidden(line.strip()), kind.pattern)
-                return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen, line=kept)
+                return told._replace(seen=around(hidden(line.strip()), kind.pattern), line=kept, is_decided=False)
     return None
 
 

@@ -58,7 +58,9 @@ def test_an_example_shows_its_own_kind(failure: FailureKind) -> None:
 @each_row("failure", table())
 def test_texts_name_groups_and_functions_that_exist(failure: FailureKind) -> None:
     for place in PLACE.finditer(failure.means + failure.do):
-        groups = {name for each in (failure.pattern, failure.nearby, failure.frames) for name in re.compile(each).groupindex}
+        groups = {
+            name for each in (failure.pattern, failure.nearby, failure.frames) for name in re.compile(each).groupindex
+        }
         assert {name.strip() for name in place["names"].split(",")} <= groups
         assert place["function"] is None or place["function"] in FUNCTIONS
     found = known_failure([failure.example], failure.releases[0] if failure.checked else "", "", "", around(failure))
