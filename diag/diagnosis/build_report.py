@@ -363,21 +363,8 @@ def _log_report(
     for name, ending in endings.items():
         if name not in ill:
             notes += _failed_requests(ending, name, observed.servers)
-            accepted = seen.of(name)
-            if ending.state in ENDS_ILL and accepted.ignored:
-                not_judged.append(_accepted(ENDS_ILL[ending.state], accepted))
-            elif name in still or ending.state in LOG_ENDS:
-                why, last = _why_unknown(ending, name), known_failure([ending.last], "", "", context=ending.context)
-                cause = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
-                cause = cause._replace(seen=cause.seen or ending.last) if cause else None
-                not_judged.append(NotJudged(why, (("instance", name),), cause))
-            elif ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
-                failed = f"{ending.failed} of its last {plural(ending.answered, 'answer')}"
-                request = next((line for line in ending.lines if line.event == ANSWERS), None)
-                cause = request and _of_request(request, ending, "")
-                why = REASONS["log_shows"]["few_failed"].format(failed=failed)
-                cause = cause and cause._replace(seen=request.text) if request else None
-                not_judged.append(NotJudged(why, (("instance", name),), cause))
+            why = _log_unjudged(ending, name, seen.of(name), is_still=name in still)
+            not_judged += [why] if why else []
     return Report(
         observed=observed._replace(notes=tuple(notes), defects=(*observed.defects, *claims(queries, "survived"))),
         verdict=verdict_of(told, not_judged, seen),
@@ -388,6 +375,25 @@ def _log_report(
         found_note=queries.contract.found_note(),
         health=seen,
     )
+
+
+def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_still: bool) -> NotJudged | None:
+    """Return why a log without an incident is no all-clear, with the failure that it names; None if it is one."""
+    subject = (("instance", name),)
+    if ending.state in ENDS_ILL and accepted.ignored:
+        return _accepted(ENDS_ILL[ending.state], accepted)
+    if is_still or ending.state in LOG_ENDS:
+        why, last = _why_unknown(ending, name), known_failure([ending.last], "", "", context=ending.context)
+        told = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
+        return NotJudged(why, subject, told._replace(seen=told.seen or ending.last) if told else None)
+    if ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
+        why = REASONS["log_shows"]["few_failed"].format(
+            failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}"
+        )
+        line = next((line for line in ending.lines if line.event == ANSWERS), None)
+        told = _of_request(line, ending, "") if line else None
+        return NotJudged(why, subject, told._replace(seen=line.text) if line and told else None)
+    return None
 
 
 def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedServer]) -> Iterator[str]:
