@@ -8,7 +8,7 @@ from diag.core.contract import SLOS, Contract
 from diag.core.formatting import listed, plural, quantity
 from diag.core.incident import RANK, Incident
 from diag.core.incident import judged as by_judgement
-from diag.core.log_events import ANSWERS, READY, LogContext, LogEnding
+from diag.core.log_events import ANSWERS, READY, EventLine, LogContext, LogEnding
 from diag.core.metric_prefix import GENERATED, OWN
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
@@ -27,6 +27,7 @@ from diag.knowledge.known_failures import (
     MOST_SEEN,
     NOTHING,
     OTHERS,
+    KnownFailure,
     around,
     known_failure,
     told_by_others,
@@ -362,11 +363,8 @@ def _log_report(
     for name, ending in endings.items():
         if name not in ill:
             notes += _failed_requests(ending, name, observed.servers)
-            accepted = seen.of(name)
-            if ending.state in ENDS_ILL and accepted.ignored:
-                not_judged.append(_accepted(ENDS_ILL[ending.state], accepted))
-            elif name in still or ending.state in LOG_ENDS:
-                not_judged.append(NotJudged(_why_unknown(ending, name), (("instance", name),)))
+            why = _log_unjudged(ending, name, seen.of(name), is_still=name in still)
+            not_judged += [why] if why else []
     return Report(
         observed=observed._replace(notes=tuple(notes), defects=(*observed.defects, *claims(queries, "survived"))),
         verdict=verdict_of(told, not_judged, seen),
@@ -379,12 +377,31 @@ def _log_report(
     )
 
 
+def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_still: bool) -> NotJudged | None:
+    """Return why a log without an incident is no all-clear, with the failure that it names; None if it is one."""
+    subject = (("instance", name),)
+    if ending.state in ENDS_ILL and accepted.ignored:
+        return _accepted(ENDS_ILL[ending.state], accepted)
+    if is_still or ending.state in LOG_ENDS:
+        why, last = _why_unknown(ending, name), known_failure([ending.last], "", "", context=ending.context)
+        told = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
+        return NotJudged(why, subject, told._replace(seen=told.seen or ending.last) if told else None)
+    if ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
+        why = REASONS["log_shows"]["few_failed"].format(
+            failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}"
+        )
+        line = next((line for line in ending.lines if line.event == ANSWERS), None)
+        told = _of_request(line, ending, "") if line else None
+        return NotJudged(why, subject, told._replace(seen=line.text) if line and told else None)
+    return None
+
+
 def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedServer]) -> Iterator[str]:
     """Yield what is no incident: the last exception that ended a request, and why a server was told to end."""
     version = next((server.version for server in servers if server.name == name), "")
     for line in ending.lines:
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
-            failure = known_failure([line.text], version, "", line.frames, ending.context._replace(phase=READY))
+            failure = _of_request(line, ending, version)
             place = f" (line {line.number})" if line.number else ""
             ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
             what = f"{ended}; the last error" if ending.refused > 1 else "a request failed"
@@ -399,6 +416,16 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
         yield from (f"another program's line before the end: {told.means}", told.do)
 
 
+def _of_request(line: EventLine, ending: LogEnding, version: str) -> KnownFailure | None:
+    return known_failure([line.text], version, "", line.frames, ending.context._replace(phase=READY))
+
+
+def _told_near(ending: LogEnding) -> KnownFailure | None:
+    """Return the failure that the lines at the end of a log tell, of one that shows no state that explains it."""
+    told = told_by_others(ending.context, "") if ending.state in ("lost", "starting", "stopped") else None
+    return told or (told_by_vllm(ending.context, is_alone=True) if ending.state in ("lost", *ENDS_ILL) else None)
+
+
 def _why_unknown(ending: LogEnding, name: str) -> str:
     """Return why a log alone does not show the health of its server."""
     shows, last, nearby = REASONS["log_shows"], ending.last, ending.context.nearby
@@ -407,7 +434,7 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
     if ending.is_still:
         cause = told_by_vllm(ending.context)
         return shows["still"].format(load=ending.load) + (f". {cause.means} {cause.do}" if cause else "")
-    told = told_by_others(ending.context, "") if ending.state in ("lost", "starting", "stopped") else None
+    told = _told_near(ending)
     if ending.state in ("starting", "script failed"):
         failure = known_failure([last], "", "", context=ending.context)
         failure = failure if failure != told else None
@@ -429,7 +456,6 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
             who = f"The main thread of {of['role']} {of['rank']} (PID {of['pid']})" if of else "Its main thread"
             place = f" {who} {hidden(stands)}." if stands else ""
             return shows["watchdog"].format(at=dump["at"], reason=hidden(dump["reason"]), place=place)
-        told = told or told_by_vllm(ending.context, is_alone=True)
     if told:
         guess = " That is a guess." if told.do and told.basis == "guess" else ""
         return shows["told" if told.do else "said"].format(line=told.seen, means=f"{told.means}{guess}", do=told.do)

@@ -20,6 +20,7 @@ from diag.core.subjects import Subject, in_words
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.exposition.scrapes import Target
 from diag.knowledge import signals
+from diag.knowledge.known_failures import KnownFailure
 from diag.knowledge.signals import running_value
 from diag.sources.observation import Observation, Origin, observation
 
@@ -70,10 +71,14 @@ class Progress(NamedTuple):
 
 
 class NotJudged(NamedTuple):
-    """A reason why finding no incident does not mean health; `subject` is () if it concerns all subjects."""
+    """A reason why finding no incident does not mean health; `subject` is () if it concerns all subjects.
+
+    `told` is the failure that a log names all the same.
+    """
 
     why: str
     subject: Subject = ()
+    told: KnownFailure | None = None
 
     @property
     def sentence(self) -> str:

@@ -36,7 +36,10 @@ class _Words(SimpleNamespace):
 
 
 WORDS = _Words()
-PLACES, RAISED, SHAPES, OTHERS, THREADS = "places", "raised", "shapes", "others", "threads"
+PLACES, RAISED, SHAPES, OTHERS, THREADS, TOPICS = "places", "raised", "shapes", "others", "threads", "topics"
+TIERS = {SHAPES: 2, RAISED: 3, PLACES: 4, TOPICS: 5}
+LAST_TIER = 7
+"""The tiers of files: what an error says comes before its place, its topic after, what anything may reach last."""
 OF_HOSTS = (OTHERS, "environment", "devices", "ranks", "memory", "launch")
 """Files with kinds that other programs than vLLM print: the host's, the container's, the cluster's, libraries."""
 Basis = Literal["named by the error", "by its place", "guess"]
@@ -44,6 +47,8 @@ Basis = Literal["named by the error", "by its place", "guess"]
 it is the usual one of such an error."""
 MOST_SEEN, BEFORE_SEEN = 120, 60
 """Characters of a line that decided, and of those before what was found in it."""
+LONG_LINE, FEW_OPTIONS = 400, 3
+"""Characters of a line that lists a whole configuration, and options that one advice names before it is a list."""
 FAR_BEHIND, OLD = 3, 12
 """Minor releases, about two months and most of a year of them, in which vLLM mends hundreds of defects."""
 RESERVE = 0.02
@@ -58,9 +63,14 @@ AVOID_LATE = (
 )
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
+NATIVE = re.compile(r'File "<unknown>", line 0, in (?!_Py|Py)([^\n]{1,300})')
+MOST_NATIVE = 8
+"""Innermost frames of a native stack that tell whose code crashed."""
 FEWEST_WORDS = 4
 """Of a sentence in an error, to be told as its cause."""
 MOST_COMPLAINTS = 40
+WITHOUT = "Start without ["
+"""The beginning of an advice that is none for a server that has none of the options."""
 _LINE = "@"
 """Among the values of a kind, a part of the line that decided, which no text can name."""
 NOTHING = LogContext()
@@ -121,7 +131,8 @@ class FailureKind(NamedTuple):
 
     def values(self, text: str, frames: str, context: LogContext) -> dict[str, str] | None:
         """Return the groups if the kind is that of an error, and under "" the line that decided; None if it is not."""
-        if self.frames and not re.search(self.frames, frames):
+        place = re.search(self.frames, frames)
+        if self.frames and not place:
             return None
         if (match := self.pattern.search(text)) is None:
             return None
@@ -134,7 +145,13 @@ class FailureKind(NamedTuple):
         near = re.search(self.nearby, context.nearby) if self.nearby else None
         if self.nearby and near is None:
             return None
-        values = {name: value or "?" for name, value in match.groupdict().items()}
+        named = {**match.groupdict(), **(place.groupdict() if place else {})}
+        options = WORDS.options.search(self.do) if self.file == TOPICS and self.do.startswith(WITHOUT) else None
+        if (options and not _options_given(options, context)) or (
+            self.file == TOPICS and not WORDS.raised.search(text)
+        ):
+            return None
+        values = {name: value or "?" for name, value in named.items()}
         values[_LINE] = match[0][:MOST_SEEN].split("\n")[0] if match.start() > MOST_SEEN else ""
         if near is not None:
             at = near.start(1) if near.re.groups and near[1] is not None else near.start()
@@ -148,7 +165,7 @@ class FailureKind(NamedTuple):
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """Yield the mistakes of the texts, each with its key: a group or a function that does not exist."""
-        groups = {**self.pattern.groupindex, **re.compile(self.nearby).groupindex}
+        groups = {**self.pattern.groupindex, **re.compile(self.nearby).groupindex, **re.compile(self.frames).groupindex}
         for key, text in (("means", self.means), ("do", self.do)):
             for place in PLACE.finditer(text):
                 for name in (name.strip() for name in place["names"].split(",")):
@@ -189,6 +206,21 @@ class KnownFailure(NamedTuple):
     """The line around the error that decided, without secrets."""
     line: str = ""
     """A part of the line that names the cause, as it is in the log, if the quoted line does not show it; else ""."""
+
+
+def _options_given(place: re.Match[str], context: LogContext) -> list[str]:
+    """Return those of some options that the server was given; if its log does not list its arguments, those that its
+    lines hint at, else all.
+    """
+    names: list[str] = place["names"].split(", ")
+    arguments = WORDS.given.search(context.nearby)
+    fields = {name: name[2:].partition(".")[0].replace("-", "_") for name in names}
+    if arguments:
+        return [name for name in names if f"'{fields[name]}':" in arguments["args"]]
+    hints, short = words().hints, "\n".join(line for line in context.nearby.splitlines() if len(line) < LONG_LINE)
+    hinted = [name for name in names if name in hints and hints[name].search(short)]
+    unset = re.compile("|".join(rf"\b{field}=(?:None|False|1)\b" for field in fields.values())).findall(context.nearby)
+    return hinted or [name for name in names if f"{fields[name]}=" not in " ".join(unset)]
 
 
 _FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
@@ -243,14 +275,14 @@ def known_failure(
     """
     if not texts:  # reading the table takes a tenth of a second
         return None
-    beside = []
+    beside: list[str] = []
     if WORDS.says_nothing.search(texts[0]):  # what another program or a library printed beside it may say more
         lines = context.nearby.splitlines()[::-1]
         beside = [line for line in lines if not (WORDS.is_logged.search(line) or WORDS.says_nothing.search(line))]
-    tiers: list[list[FailureKind]] = [[], [], [], [], []]
-    tier_of = {SHAPES: 2, RAISED: 3, PLACES: 4}
+    raised_beside = set(beside).intersection(_in_order((), beside, LAST_TIER))
+    tiers: list[list[FailureKind]] = [[] for _ in range(LAST_TIER + 1)]
     for failure in table():
-        tiers[0 if failure.has_context else tier_of.get(failure.file, 3 if failure.generic else 1)].append(failure)
+        tiers[_tier(failure)].append(failure)
     spare: KnownFailure | None = None
     is_late, says_little = WORDS.late.search(texts[0]), bool(beside) or bool(WORDS.call_failed.search(texts[0]))
     places = (kind for kind in tiers[4] if kind.basis != "guess" and not kind.by_owner and not is_late)
@@ -260,34 +292,63 @@ def known_failure(
             told := told_by_others(context, version, (OTHERS, THREADS)[: 1 + says_little], texts[0])
         ):  # an error that has words is not that of another program: its line is a guess
             return told if says_little else told._replace(basis="guess")
-        if number == tier_of[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
+        if number == TIERS[RAISED] and (raised := raised_by_vllm(texts[0], frames)):
             texts, frames = _with_source(texts, raised, context, version), frames or f"{raised.module}:"
-        for text, failure in itertools.product([*texts, *(beside if number <= 1 else ())], kinds):
-            if has_place and failure.file != PLACES and failure.basis == "guess" and not failure.frames:
+        for text, failure in itertools.product(_in_order(texts, beside, number), kinds):
+            if text in raised_beside and not (number > 1 or failure.basis == "named by the error"):
+                continue
+            if has_place and failure.file not in (PLACES, TOPICS) and failure.basis == "guess" and not failure.frames:
                 continue
             values = failure.values(text, frames, context)
-            if values is not None and failure.applies_to(version, model):
-                kernel = kernel_of(frames, text) if failure.by_owner else None
-                way = way_around(kernel, context.nearby, frames, platform_of(text, context), version) if kernel else ""
-                is_named = kernel and (way or failure.file != PLACES)
-                owner = f" The traceback ends in {kernel.name}." if kernel and is_named else ""
-                means = _filled(f"{failure.means}{owner}", values)
-                if failure.file in tier_of:
-                    means = f"{_said(text)}{means}"
-                way = "" if is_tried(way, context.nearby) else way
-                late = AVOID_LATE if WORDS.late.search(text) else AVOID_CALL
-                advice = late.format(way=way) if way else _filled(failure.advice, values, context, version)
-                if not advice:  # its own log refutes it: the next kind
-                    spare = spare or KnownFailure(failure.id, means, TRIED, failure.source)
-                    continue
-                basis: Basis = "by its place" if way else failure.basis
-                if failure.file == PLACES and not failure.has_context:
-                    advice = _with_upgrade(advice, version, basis)
-                is_decided = failure.has_context and not failure.computed_first
-                seen = values.get("", "") or (printable(hidden(bare(text)), MOST_SEEN) if text in beside else "")
-                told = KnownFailure(failure.id, means, advice, failure.source, basis, failure.restart, is_decided, seen)
-                return told._replace(line=bare(text) if text in beside else values[_LINE])
+            if values is None or not failure.applies_to(version, model):
+                continue
+            told = _told(failure, values, bare(text) if text in beside else text, version, frames, context)
+            if not told.do:  # its own log refutes it: the next kind
+                spare = spare or told._replace(do=TRIED)
+                continue
+            if text not in beside:
+                pointed = next((line for line in beside if line in raised_beside), "")
+                return told._replace(seen=told.seen or printable(hidden(bare(pointed)), MOST_SEEN))
+            seen = told.seen or printable(hidden(bare(text)), MOST_SEEN)
+            return told._replace(seen=seen, line=bare(text))
     return spare
+
+
+def _told(
+    kind: FailureKind, values: Mapping[str, str], text: str, version: str, frames: str, context: LogContext
+) -> KnownFailure:
+    """Fill in a kind; its `do` is "" if the log refutes it."""
+    owners = frames or "\n".join(NATIVE.findall(context.nearby)[:MOST_NATIVE])
+    kernel = kernel_of(owners, text) if kind.by_owner else None
+    way = way_around(kernel, context.nearby, owners, platform_of(text, context), version) if kernel else ""
+    owner = f" The traceback ends in {kernel.name}." if kernel and (way or kind.file != PLACES) else ""
+    means = _filled(f"{kind.means}{owner}", values)
+    if kind.file in TIERS:
+        means = f"{_said(text)}{means}"
+    way = "" if is_tried(way, context.nearby) else way
+    late = AVOID_LATE if WORDS.late.search(text) else AVOID_CALL
+    advice = late.format(way=way) if way else _filled(kind.advice, values, context, version)
+    basis: Basis = "by its place" if way else kind.basis
+    if advice and kind.file in (PLACES, TOPICS):
+        advice = _with_upgrade(advice, version, basis)
+    is_decided = kind.has_context and not kind.computed_first
+    told = KnownFailure(kind.id, means, advice, kind.source, basis, kind.restart, is_decided, values.get("", ""))
+    return told._replace(line=values[_LINE])
+
+
+def _in_order(texts: Sequence[str], beside: Sequence[str], tier: int) -> Sequence[str]:
+    """Return the texts for the kinds of a tier; of an error that only points to another one, that one first."""
+    raised = [line for line in beside if (shown := WORDS.complains.match(line)) and shown["said"]]
+    return [*raised, *texts, *beside] if tier <= 1 else [*raised, *texts]
+
+
+def _tier(kind: FailureKind) -> int:
+    """Return the rank of a kind: what more than the error decides comes first, what many causes have last."""
+    if kind.file in (PLACES, TOPICS) and kind.generic:
+        return LAST_TIER - (kind.file == PLACES)
+    if kind.file in (PLACES, TOPICS) or not kind.has_context:
+        return TIERS.get(kind.file, TIERS[RAISED] if kind.generic else 1)
+    return 0
 
 
 def bare(text: str) -> str:
@@ -314,11 +375,10 @@ def told_by_others(
     for sure in ("named by the error", "guess", *(("generic",) if files is OF_HOSTS else ())):
         for line, kind in itertools.product(lines[::-1], kinds):
             values = kind.values(line, "", context) if sure == ("generic" if kind.generic else kind.basis) else None
-            if values is not None and (do := _filled(kind.advice, values, context, version)):
-                at, means = kind.pattern.search(line), _filled(kind.means, values)
+            if values is not None and (told := _told(kind, values, line, version, "", context)).do:
+                at = kind.pattern.search(line)
                 kept = at[0][:MOST_SEEN] if at and WORDS.says_nothing.search(text) else ""
-                seen = around(hidden(line.strip()), kind.pattern)
-                return KnownFailure(kind.id, means, do, kind.source, kind.basis, kind.restart, seen=seen, line=kept)
+                return told._replace(seen=around(hidden(line.strip()), kind.pattern), line=kept, is_decided=False)
     return None
 
 
@@ -334,8 +394,9 @@ def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = Fal
         told, seen = known_failure([text], version, "", context=context), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
             return told._replace(seen=seen)
-        if is_alone and not (last or line["warning"] or WORDS.says_nothing.search(text)) and _said(text):
-            last = (told or KnownFailure("", _said(text), "", ""))._replace(seen=seen)
+        says = "" if WORDS.says_nothing.search(text) else _said(text)
+        if is_alone and not (last or line["warning"]) and (says or told):
+            last = (told or KnownFailure("", says, "", ""))._replace(seen=seen)
     return last
 
 
@@ -361,6 +422,10 @@ def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
     """
     newest = versions()[-1]
     (at, last) = release(version)[:2], release(newest)[:2]
+    if not at and basis == "guess" and advice.startswith("Start without") and advice.count("--") > FEW_OPTIONS:
+        return f"Upgrade vLLM ({newest} is the newest release); until then {advice[:1].lower()}{advice[1:]}"
+    if not at and basis == "guess" and not re.search("(?i)upgrade", advice):
+        return f"{advice.removesuffix('.')}; if the error stays, upgrade vLLM."
     if not at or last < (at[0], at[1] + FAR_BEHIND):
         return advice
     numbers = f"(this server runs {printable(version)}, {newest} is newer)"
@@ -382,14 +447,8 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
         arguments = [values[name.strip()] for name in place["names"].split(",")]
         return FUNCTIONS[place["function"]](*arguments) if place["function"] else printable(arguments[0])
 
-    arguments = WORDS.given.search(context.nearby) if "[--" in text else None
-
     def options(place: re.Match[str]) -> str:
-        names = place["names"].split(", ")
-        if arguments:
-            names = [
-                name for name in names if f"'{name[2:].partition('.')[0].replace('-', '_')}':" in arguments["args"]
-            ]
+        names = _options_given(place, context)
         if not names:
             raise ValueError
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -508,6 +567,7 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
     "flag": lambda name: option if (option := f"--{name.replace('_', '-')}") in known() else name,
     "double": lambda value: str(int(_number(value)) * 2),
     "gib": lambda size: f"{_number(size) / 2**30:.1f}",
+    "release": lambda rule, least: f">={least}" if rule == "?" else rule,
     "after": lambda last: f"{release(last)[0]}.{release(last)[1] + 1}",
     "lora_rank": _lora_rank,
     "scaled": _scaled,

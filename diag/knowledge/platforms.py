@@ -16,13 +16,14 @@ from diag.vllm.flags.registry import release
 
 
 class Words(NamedTuple):
-    """Words by which platforms and attention backends are told (platform_words.toml)."""
+    """Words by which platforms, attention backends and options in use are told (platform_words.toml)."""
 
     platforms: Mapping[str, re.Pattern[str]]
     used: Mapping[str, re.Pattern[str]]
     refused: Mapping[str, re.Pattern[str]]
     in_use: Mapping[str, re.Pattern[str]]
     tools: Mapping[str, Mapping[str, str]]
+    hints: Mapping[str, re.Pattern[str]]
 
 
 @cache
@@ -141,7 +142,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 def kernel_of(frames: str, text: str) -> Kernel | None:
     """Return the kernel that the innermost frames of a traceback or its exception show; None while weights load."""
-    if not frames or _LOADS.search(frames):
+    if _LOADS.search(frames):
         return None
     return next((kernel for kernel in kernels() if kernel.frames.search(f"{frames}\n{text}")), None)
 

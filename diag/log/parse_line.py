@@ -38,7 +38,8 @@ COLLECTOR = re.compile(
     r"|(?P<short>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)(?:\.\d+)? \S{1,100} (?:\S{1,100}\[\d+\]|kernel): )?"
 )
 _HEAD = re.compile(
-    r"(?:\((?P<process>[A-Za-z][^()]{0,80}?) pid=(?P<pid>\d{1,10})[^()]{0,80}\) ?){0,3}(?:\[rank\d+\]: ?)?"
+    r"(?:\((?P<process>[A-Za-z][^()]{0,80}?(?= pid=)|(?:APIServer|EngineCore|Worker|VllmWorker)[\w =-]{0,40}(?=\)))"
+    r"(?: pid=(?P<pid>\d{1,10})[^()]{0,80})?\) ?){0,3}(?:\[rank\d+\]: ?)?"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)"
     r" \[?(?P<source>[^\]\s]{1,200}:\d+)\] ?"
     r"|(?P<untimed>DEBUG|INFO|WARNING|ERROR|CRITICAL) \[(?P<place>[\w./]{1,200}\.py:\d+)\] ?"  # without asctime

@@ -49,6 +49,15 @@ class ErrorLine:
     def __post_init__(self) -> None:
         self.text = self.text[:MOST_READ]
 
+    def goes_on(self, text: str) -> bool:
+        """Return True if a line below belongs to the message: the rest of its sentence, or the next one."""
+        if MARKS.goes_on.match(text) or (
+            MARKS.heading.match(self.text)
+            and (text.startswith((" ", "\t")) or text[:1].islower() or " " not in text.strip())
+        ):
+            return True
+        return bool(MARKS.unfinished.match(self.text) and MARKS.wrapped.match(text))
+
     def add(self, text: str) -> None:
         """Add a further line of the message."""
         self.text = f"{self.text} {text}"[:MOST_READ]
@@ -173,13 +182,17 @@ class _Traceback:
             self.inner_of_vllm = place if MARKS.of_vllm.match(place) else self.inner_of_vllm
             self.feature = place if MARKS.feature.match(place) else self.feature
 
-    def cut_short(self, line: ErrorLine) -> ErrorLine | None:
-        """Return the exception that the last frame's code or V0's line above names, if the log ends before its own."""
+    def cut_short(self, line: ErrorLine, *, of_engine: bool) -> ErrorLine | None:
+        """Return the exception that the last frame's code or V0's line above names, if the log ends before its own.
+
+        `of_engine` is true if a file of vLLM logs it that logs only exceptions of an engine or a worker.
+        """
         if self.in_frames and self.announced and not MARKS.says_end.match(self.announced):
             line.text, line.number, line.frames, line.announced = self.announced, 0, self.frames, self.announced
             return line
         named = MARKS.cut_short.match(self.frame) if self.in_frames else None
-        if named is None or not (self.in_start or self.in_step or self.ends):  # a request's may have ended nothing
+        ends = self.in_start or self.in_step or self.ends or of_engine  # a request's may have ended nothing
+        if named is None or not ends:
             return None
         name = "AssertionError" if named["assertion"] else named["name"]
         line.text, line.frames, line.in_step = f"{name} ({self.frame})", self.frames, self.at_work
@@ -200,7 +213,7 @@ class _Traceback:
             return self.has_head or is_indented or not text or bool(MARKS.lone.match(text))
         elif error is not None and MARKS.validation.match(error.text) and MARKS.field.fullmatch(text):
             error.add(f"{text}:")
-        elif error is not None and MARKS.heading.match(error.text) and (is_indented or text[:1].islower()):
+        elif error is not None and not MARKS.exception.match(text) and error.goes_on(text):
             error.add(text.strip())
         elif error is not None and (MARKS.detail.match(text) or error.text.endswith("Last error:")):
             error.add(_FOLDERS.sub("", text))
@@ -227,8 +240,8 @@ class TracebackTracker:
         """Return the exception that ended a process, at its own line; the lines below it may still add to its text."""
         self.unannounced = self.stopped = None
         wrapped, self._wrapped = self._wrapped, None
-        if wrapped and line.level == RAW and not line.process and MARKS.wrapped.match(line.text):
-            wrapped.add(line.text)
+        if wrapped and line.level == RAW and not line.process and wrapped.goes_on(line.text):
+            wrapped.add(line.text.strip())
             self._wrapped = wrapped
             return None
         if line.level not in FAILED:
@@ -271,9 +284,10 @@ class TracebackTracker:
         if error.is_lone and line.level != RAW and not is_announced and key in self._announced:  # without its frames
             error.is_lone, error.announced = False, self._announced.pop(key)
             return error
-        if error.is_lone and MARKS.heading.match(error.text):  # its reason follows
-            self._wrapped = error
+        self._wrapped = self.unannounced  # its reason may follow
+        if error.is_lone and MARKS.heading.match(error.text):
             self._open[key] = _Traceback("", False, has_head=False, in_frames=False, error=error)
+        error.is_lone = error.is_lone and not MARKS.logs_ends.match(line.source)  # else it ended an engine or a worker
         if len(self._announced) >= MOST_OPEN:
             self._announced.clear()
         self._announced.pop(key, None)
@@ -283,8 +297,9 @@ class TracebackTracker:
 
     def cut_short(self, latest: ParsedLine, at: float) -> ErrorLine | None:
         """Return the exception that the last open traceback names in its code, of a log that ends within it."""
-        for traceback in reversed(self._open.values()):
-            error = traceback.cut_short(ErrorLine("", latest.number, at, latest.process))
+        for (*_, source, _level), traceback in reversed(self._open.items()):
+            of_engine = bool(MARKS.logs_ends.match(source))
+            error = traceback.cut_short(ErrorLine("", latest.number, at, latest.process), of_engine=of_engine)
             if error is not None:
                 return error
         return None

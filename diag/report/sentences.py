@@ -206,7 +206,11 @@ def log_endings(report: Report, ends: str = "ends ") -> list[str]:
         if ending.errors and ending.state in ("failed", "dead"):
             raised = f" in {plural(ending.processes, 'process', 'processes')}" if ending.processes > 1 else ""
             errors = f"; {plural(ending.errors, 'line')} of errors{raised}"
-        end = in_words_of("log")["goes on" if ending.goes_on else ending.state].format(ends=ends, phase=ending.phase)
+        named = ending.state == "lost" and (("instance", name),) in [
+            why.subject for why in report.not_judged if why.told
+        ]
+        state = "goes on" if ending.goes_on else "named" if named else ending.state
+        end = in_words_of("log")[state].format(ends=ends, phase=ending.phase)
         lines.append(f"{head}{end}{done}{f', {moment(ending.at)}' if ending.is_timed else ''}{errors}")
     return lines
 

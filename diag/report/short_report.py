@@ -97,11 +97,16 @@ def _parts(report: Report) -> dict[str, Forms]:
             "do now": _part("do_now", [f"Collect what is missing, and read: {', '.join(pages)}"], 3),
         }
     elif report.verdict == "unknown":
+        told = report.not_judged[0].told if len(report.not_judged) == 1 else None
+        why = [escaped(told.seen)] if told and told.seen else _reasons_not_judged(report)
+        means = f"{escaped(told.means)} " if told and told.seen else ""
         middle = {
-            "impact": [paragraph(f"Health could not be judged; {found_nothing}.")],
+            "impact": [paragraph(f"{means}Health could not be judged; {found_nothing}.")],
             "blank": [[""]],
             "servers": _fleet_part(report),
-            "why": _part("why", _reasons_not_judged(report), ROWS + 3 if report.observed.endings else ROWS),
+            "why": _part("log" if means else "why", why, ROWS + 3 if report.observed.endings else ROWS),
+            "do now": _part("do_now", [escaped(told.do)] if told and means else [], ROWS),
+            "sure": _part("sure", [told.basis] if told and means else [], 1),
             "normal": _normal_part(report),
         }
     else:

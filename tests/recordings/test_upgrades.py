@@ -14,7 +14,7 @@ SLOWER: dict[str, dict[str, float]] = {
     "as fast": {"slower": 1.0},
     "within what differs from hour to hour": {"slower": 1.2},
     "as slow as more clients explain": {"slower": 1.5, "load": 1.5},
-    "an open loop, whose requests pile up where tokens take longer": {"slower": 1.5, "open_loop": True},
+    "an open loop, whose requests pile up where tokens take longer": {"slower": 1.6, "open_loop": True},
     "longer prompts": {"slower": 1.6, "prompt_tokens_total": 3.0},
 }
 CANNOT_TELL = tuple(SLOWER)[2:]
@@ -29,17 +29,6 @@ def test_the_slower_release_is_named_with_its_factor_and_the_settings_that_chang
     found = judged(tmp_path, list(upgrades.scrapes(1.6)))
     assert (found.state, found.culprits) == ("present", ("ITL 1.6x that of 1h ago", "vLLM 0.32.0"))
     assert found.supports[0].culprits == ("enforce_eager",)
-
-
-def test_an_open_loop_whose_requests_pile_up_where_tokens_take_longer_is_a_regression(tmp_path: Path) -> None:
-    """With as many tokens/s as before, that more requests run at a time is the effect."""
-    begun = upgrades.START + upgrades.EVERY * upgrades.UPGRADE
-    pages = [
-        (at, host, f"{page}process_start_time_seconds {begun if at > begun else 1.0}\n" if page else "")
-        for at, host, page in upgrades.scrapes(1.7, open_loop=True)
-    ]
-    slower = judged(tmp_path, pages[: upgrades.UPGRADE + 25])
-    assert (slower.state, slower.since) == ("present", begun)
 
 
 def test_a_queue_that_is_served_more_slowly_is_named_by_its_throughput(tmp_path: Path) -> None:

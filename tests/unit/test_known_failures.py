@@ -58,7 +58,9 @@ def test_an_example_shows_its_own_kind(failure: FailureKind) -> None:
 @each_row("failure", table())
 def test_texts_name_groups_and_functions_that_exist(failure: FailureKind) -> None:
     for place in PLACE.finditer(failure.means + failure.do):
-        groups = {*failure.pattern.groupindex, *re.compile(failure.nearby).groupindex}
+        groups = {
+            name for each in (failure.pattern, failure.nearby, failure.frames) for name in re.compile(each).groupindex
+        }
         assert {name.strip() for name in place["names"].split(",")} <= groups
         assert place["function"] is None or place["function"] in FUNCTIONS
     found = known_failure([failure.example], failure.releases[0] if failure.checked else "", "", "", around(failure))
@@ -507,8 +509,8 @@ def test_what_an_error_asks_for_is_quoted_and_never_a_shell_command(command: str
             "NotImplementedError: Hybrid models with more than one KV cache type are not supported yet.",
             "other/patches.py:_allocate",
             "",
-            "",
-            "",
+            "raised in the library other",
+            "nstall other in the release that this vLLM requires",
         ),
     ],
 )

@@ -68,6 +68,13 @@ SHORT = (
     " larger than the available KV cache memory ({} GiB). Based on the available memory, the estimated maximum model"
     " length is {}. Try increasing `gpu_memory_utilization`."
 )
+WORKER = ENGINE.replace("EngineCore_DP0", "Worker_TP4")
+STEP_OF = '  File "{}", line 12, in execute_model'
+STEP = ENGINE.format("core.py:1", STEP_OF.format("/opt/lib/python3.12/site-packages/vllm/v1/worker/utils.py"))
+NATIVE = [
+    f'  File "<unknown>", line 0, in {frame}'
+    for frame in ("frob::dispatchMoeGemmSelect<cutlass::Sm90>", "_PyEval_EvalFrameDefault")
+]
 HARMONY = "openai_harmony.HarmonyError: invalid tiktoken vocab file: could not split on ' ' at line 1"
 NEURON = "(EngineCore_DP0 pid=70) WARNING:vllm_neuron.worker.model_runner:Structured outputs are not supported with on-device sampling."
 GRAMMAR = ENGINE.format(
@@ -129,6 +136,29 @@ def told(folder: Path, lines: list[str]) -> str:
         (["(Worker_TP0 pid=160) INFO 05-20 20:54:32 [multiproc_executor.py:775] Parent process exited, terminating worker queues", *DIED], "the engine's own, which name the cause, are missing", "Ruled out"),
         ([CUDA_TAIL, *DIED], "the log begins below the line 'Assertion", "are missing"),
         ([GPU_FRAME, *DIED], "engine_dead", "are missing"),
+        # a message goes on below its line, where its sentence was broken or says more; another line does not
+        (["AssertionError: Workspace is locked but allocation from", "'turboquant_attn.py:747:_continuation_prefill' requires 8.06 MB,", "current size is 0.76 MB."], "current size is 0.76 MB", "Search vLLM's issues"),
+        (["ImportError: The frob backend requires transformers>=5.0.0.dev0", "             for encoder models, but got 4.57.1"], "pip install 'transformers>=5.0.0.dev0'", "Search"),
+        (["ValueError: There is no module or parameter named 'image_newline' in", "FrobForCausalLM."], "which FrobForCausalLM in this vLLM", "raised in vLLM's code"),
+        (["ValueError: the frob store overflowed.", "Try setting frob_align to 16"], 'The error asks: "Try setting frob_align to 16"', "Search"),
+        (["RuntimeError: No GPU available", "root@node:~$ vllm serve"], "sees no GPU", "root@node"),
+        # what vLLM logs of a worker ended it, whatever its peers log then; without a PID too; a script's ended no engine
+        ([WORKER.format("multiproc_executor.py:751", "ValueError: Frob was not frobnicated"), WORKER.replace("ERROR", "INFO").format("multiproc_executor.py:709", "Parent process exited")], "a failed start", "no state"),
+        ([WORKER.format("frob.py:751", "ValueError: Frob was not frobnicated"), WORKER.replace("ERROR", "INFO").format("frob.py:709", "The next file")], "no state of a server", "a failed start"),
+        ([line.replace(" pid=70", "") for line in (STEP, ENGINE.format("core.py:1", "TypeError: a frob is not subscriptable"))], "a dead engine", "no state"),
+        # an error that only points to another one is told by that
+        ([V0 + "ModuleNotFoundError: No module named 'triton.compiler'; 'triton' is not a package", "ValueError: Model architectures ['FrobForCausalLM'] failed to be inspected. Please check the logs"], "A file triton.py", "the import error above"),
+        ([V0 + "All is well", "ValueError: Model architectures ['FrobForCausalLM'] failed to be inspected. Please check the logs"], "the import error above", "triton"),
+        # a native stack, a fork, a plugin's platform, options that the lines hint at
+        ([*STARTS, "!!!!!!! Segfault encountered !!!!!!!", *NATIVE], "Start with --moe-backend triton", "Read the first frames"),
+        ([*STARTS, "!!!!!!! Segfault encountered !!!!!!!", *(line.replace("MoeGemm", "Frob") for line in NATIVE)], "A native function crashed", "--moe-backend triton"),
+        ([RAISED, STEP_OF.format("/workspace/vllm_hybrid/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "raised in vllm_hybrid", "--speculative-config"),
+        ([RAISED, STEP_OF.format("/workspace/vllm-0.9.1/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "Upgrade vLLM (", "a fork"),
+        ([RAISED, STEP_OF.format("/vllm-workspace/vllm/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "the plugin's newest release", "a fork"),
+        (["Per-position acceptance rate of the draft: 0.8", RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "Start without --speculative-config; start", "--enable-lora"),
+        # a log that names a cause and no state is headed by the cause
+        (["# ModuleNotFoundError: No module named 'soundfile'"], "names a cause, but no state of a server", "shows no state"),
+        (["# The widget of rank 3 does not turn"], "shows no state", "names a cause"),
         # figures of the error
         ([SHORT.format(250000, "1.8", "0.35", 856)], "A length that fits would serve nobody", "Start with --max-model-len 856"),
         ([SHORT.format(262144, "24.0", "3.18", 34736)], "Start with --max-model-len 34736", "would serve nobody"),
@@ -166,6 +196,12 @@ def test_a_log_in_which_all_requests_are_refused_is_no_healthy_one(
 ) -> None:
     alive = f'{API}INFO:     192.168.100.1:39972 - "GET /v1/models HTTP/1.1" 200 OK'
     assert told(tmp_path, [alive, *answers]).startswith(verdict)
+
+
+@each_row("answers, verdict", [(["500 Internal Server Error"], "CANNOT TELL"), (["200 OK"], "NO FAILURE FOUND"), (["200 OK"] * 4 + ["500 Internal Server Error"], "NO FAILURE FOUND")])  # fmt: skip
+def test_a_log_whose_last_answers_failed_is_no_all_clear(tmp_path: Path, answers: list[str], verdict: str) -> None:
+    text = told(tmp_path, [REFUSED.replace("400 Bad Request", answer) for answer in answers])
+    assert text.startswith(verdict)
 
 
 @each_row("later, ends", [(2, "with a server at work, behind the failed start"), (1, "with a failed start")])

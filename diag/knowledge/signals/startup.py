@@ -48,11 +48,6 @@ MOST_LONGER = 1.33
 """Mean lengths of two times of one load differ by up to 1.07 (kv_cascade, kv_cascade_base)."""
 MOST_REQUESTS = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy)."""
-AS_MANY_TOKENS, LEAST_GROWTH = 1.05, 1.6
-"""Growth of tokens/s that is none (requests that run / ITL: Little's law), and of ITL beyond what such growth adds: at
-90 % of the capacity, 5 % more load keep 1.5 times as many requests in the server."""
-COMES_AND_GOES = 0.85
-"""Requests running, mean / most: above it, it may be a fixed number of clients; more add no tokens/s."""
 FEWEST_TOKENS, FEWEST_REQUESTS = 1000, 10
 """In either quarter of an hour; below them single requests decide (judged)."""
 SPEEDS = {"slower_decode": "ITL", "lower_throughput": "time per output token of the whole server"}
@@ -66,37 +61,30 @@ def _change(part: str, ago: str) -> str:
 
 def _since(ago: str) -> str:
     """Return the parts that compare the last quarter of an hour with the one that ended at the offset `ago`."""
-    piled_up = (
-        f"or $itl_since_{ago} > {LEAST_GROWTH} and $running_since_{ago} / $itl_since_{ago}"
-        f" <= {AS_MANY_TOKENS} and $running_average[{SPAN}] / $running_highest[{SPAN}] < {COMES_AND_GOES}"
-    )
     factors = labelled("speed", {name: f"${part}_since_{ago}" for part, name in SPEEDS.items()})
     return f"""
     # one series, of the new release, if both times have one release each and these differ; caches are cold and kernels
-    # are compiled in the first minute of a release
+    # are compiled in the first minutes of a release
     upgraded_within_{ago}: bool =
-        ($release[{SPAN}] and on (instance, version) $release[2m] offset 16m and on (instance)
+        ($release[{SPAN}] and on (instance, version) $release[5m] offset 20m and on (instance)
         ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)
         (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))
         unless on (instance, version) $release[{SPAN}] offset {ago}
-    running_since_{ago}: ratio = {_change("running_average", ago)}
-    peak_since_{ago}: ratio = {_change("running_highest", ago)}
-    itl_since_{ago}: ratio = {_change("seconds_per_token", ago)}
-    # growth of ITL beyond what more requests in a step explain; if there are many more, they may be an effect: where
-    # their number comes and goes, with as many tokens/s as before, they only stay longer
+    running_growth_since_{ago}: ratio = {_change("running_average", ago)}
+    peak_growth_since_{ago}: ratio = {_change("running_highest", ago)}
+    # growth of ITL beyond what more requests in a step explain; unknown if there are many more
     slower_decode_since_{ago}: ratio =
-        $itl_since_{ago}
-        / (clamp_min($running_since_{ago} > $peak_since_{ago} or $peak_since_{ago}, 1)
+        {_change("seconds_per_token", ago)}
+        / (clamp_min($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}, 1)
         <= {MOST_REQUESTS})
-        {piled_up if ago == AGO[0] else ""}
     # the least factor by which tokens/s fell: requests wait all the time, so that the server runs at capacity
     lower_throughput_since_{ago}: ratio =
         $output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1
-    requests_alike_since_{ago}: ratio =
+    requests_like_those_of_{ago}_ago: ratio =
         ({_change("request_length", ago)} <= {MOST_LONGER})
         and on (instance) ({_change("prompt_tokens_per_output_token", ago)} <= {MOST_LONGER})
     slower_since_{ago}: ratio =
-        label_replace(({factors}) and on (instance) $requests_alike_since_{ago}
+        label_replace(({factors}) and on (instance) $requests_like_those_of_{ago}_ago
           and on (instance) $upgraded_within_{ago}, "ago", "{ago}", "", "")
     """
 
