@@ -29,7 +29,7 @@ BUILT = ("built",)
 _LONGEST_SCRIPT = 2**16
 
 
-class Stage(NamedTuple):
+class BuildStage(NamedTuple):
     """A stage of a Dockerfile: the image that it begins with, its variables, ENTRYPOINT and CMD.
 
     `baked` are the instructions that leave a secret in the image.
@@ -53,11 +53,11 @@ def is_dockerfile(text: str) -> bool:
     return bool(_FROM.match(text))
 
 
-def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Stage:
+def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> BuildStage:
     """Return the last stage of a Dockerfile, or the `target`; `given` are arguments of the build."""
-    stages: dict[str, Stage] = {}
+    stages: dict[str, BuildStage] = {}
     arguments: dict[str, str] = {}
-    stage, alias = Stage(""), ""
+    stage, alias = BuildStage(""), ""
     secrets: dict[str, str] = {}  # of the last stage alone: the layers of others stay behind
     for instruction, rest in _instructions(text):
         if instruction == "ARG":
@@ -68,7 +68,7 @@ def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> St
             if target and alias == target.lower():
                 break
             name, *more = [_filled(word, arguments) for word in rest.split() if not word.startswith("--")] or [""]
-            stage, secrets = stages.get(name.lower(), Stage(name)), {}
+            stage, secrets = stages.get(name.lower(), BuildStage(name)), {}
             alias = more[1].lower() if len(more) > 1 and more[0].upper() == "AS" else ""
         elif instruction == "ENV" and len(stage.environment) < _MOST_VARIABLES:
             filled = _filled(rest, {**arguments, **stage.environment})

@@ -434,9 +434,8 @@ class _Reader(NamedTuple):
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             build = "" if is_named or "build" in node else vllm_image
-            is_public = charts.is_published(node, words)
+            is_public = charts.is_published(node, words) or bool(around and around.is_public)
             dockerfile, baked = dict[Any, Any](node).get(BUILT, ("", ()))
-            is_public = bool(around and around.is_public) or is_public
             around = around and around._replace(build=build, is_public=is_public, baked=baked)
             yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
 
