@@ -48,7 +48,8 @@ _LONG = 3
 _READY = re.compile(r"readinessProbe|(?:include|template) \"[\w.-]*[pP]robe")
 _LONGEST_BESIDE = 2**18
 _NAMING = re.compile(
-    r"(?m)\b(?:envFrom|configMapKeyRef|configMap|runtime|containers):|^kind: (?:ConfigMap|\w*ServingRuntime)"
+    r"(?m)\b(?:envFrom|configMapKeyRef|configMap|runtime|containers):"
+    r"|type: configMap|^kind: (?:ConfigMap|\w*ServingRuntime)"
 )
 """What may name an object of another file, or be named by one."""
 _NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
@@ -116,7 +117,9 @@ def beside(file: Path, text: str) -> list[Any]:
     documents: list[Any] = []
     if not _NAMING.search(text):
         return documents
-    for other in islice(sorted(file.absolute().parent.glob("*.y*ml")), _MOST_DOCUMENTS):
+    folder = file.absolute().parent
+    files = (folder / "templates" if charts.chart_of(file) else folder).glob("*.y*ml")
+    for other in islice(sorted(files), _MOST_DOCUMENTS):
         with suppress(OSError):
             documents += _objects(other, other.stat().st_mtime_ns) if other.name != file.name else []
     able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
@@ -348,8 +351,11 @@ class _Reader(NamedTuple):
                 yield writing
             if not kind and not is_read:
                 for one in charts.engines(document, self.version):
-                    _, environment = _variables({"env": one.environment})
-                    command = serve(_referenced(one.words, environment), environment, one.image)
+                    options, environment = _variables({"env": one.environment})
+                    words = _referenced(one.words, environment)
+                    command = serve(words[words[0] == "serve" :], environment, one.image)
+                    if words[0] == "serve" and "vllm-openai" in one.image:
+                        command = shlex.join(["docker", "run", *options, one.image, *words])
                     yield Writing(name, command, one.container, place=one.name)
 
     def nested(self, node: Any, under: str, name: str, spec: Mapping[str, Any]) -> Iterator[Writing]:
@@ -435,8 +441,8 @@ class _Reader(NamedTuple):
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             build = "" if is_named or "build" in node else vllm_image
             is_public = charts.is_published(node, words) or bool(around and around.is_public)
-            dockerfile, baked = dict[Any, Any](node).get(BUILT, ("", ()))
-            around = around and around._replace(build=build, is_public=is_public, baked=baked)
+            dockerfile, baked, literal = dict[Any, Any](node).get(BUILT, ("", (), ()))
+            around = around and around._replace(build=build, is_public=is_public, baked=baked, literal=literal)
             yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
 
     # -- KServe
@@ -715,10 +721,18 @@ def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, A
     mounted = (mount for mount in items(node, "volumeMounts") if mount.get("mountPath") in (folder, named[1]))
     mounts = {mount.get("name") for mount in mounted}
     volumes = [inner(one, "configMap") for one in items(spec, "volumes") if one.get("name") in mounts]
-    texts = [text for one in volumes for key, text in reader.maps.get(one.get("name"), {}).items() if key == file]
+    named_maps = [reader.maps.get(one.get("name"), {}) for one in volumes]
+    if not items(spec, "volumes") and not items(node, "volumeMounts"):  # a chart mounts it
+        named_maps = [texts for texts in reader.maps.values() if file in texts]
+    texts = [text for one in named_maps for key, text in one.items() if key == file]
     with suppress(BadUsage):
         keys = next(iter(parse_yaml(str(texts[0]), file)), None) if texts else None
-        if not isinstance(keys, dict) or "model" in keys or not all(flag(str(key)) in known() for key in keys):
+        is_named = not re.search(r"\bserve\s+--config", line)  # the line has a model, or its options come first
+        if (
+            not isinstance(keys, dict)
+            or ("model" in keys and is_named)
+            or not all(flag(str(key)) in known() for key in keys)
+        ):
             return words
         rest = {key: value for key, value in keys.items() if flag(str(key)) not in line}  # the command line counts more
         flags = f" {shlex.join(command_line(rest, reader.version))}"
