@@ -120,7 +120,7 @@ def _unrolled(text: str, values: Mapping[str, Any]) -> str:
         loop = _LOOP.search(text, at)
         if not loop:
             break
-        items, at, depth = _looked_up(loop["path"], values), loop.end(), 1
+        items, at, depth = looked_up(loop["path"], values), loop.end(), 1
         tags = ((depth := depth + (-1 if tag["ends"] else 1), tag) for tag in _TAG.finditer(text, at))
         end = next((tag for level, tag in tags if not level), None)
         is_list = isinstance(items, list) and all(isinstance(item, str | int | float | dict) for item in items)
@@ -179,7 +179,7 @@ def _indented(body: str, place: re.Match[str]) -> str:
 
 def _holds(test: re.Match[str], values: Mapping[str, Any]) -> bool | None:
     """Return True if a condition holds; None for one that the values do not decide, and for what changes the names."""
-    rest = _EMPTY.sub(lambda name: name[1] if _looked_up(name[1], values) else "''", test["rest"])
+    rest = _EMPTY.sub(lambda name: name[1] if looked_up(name[1], values) else "''", test["rest"])
     rest = _COMPARED.sub(r"(eq \1 \2)", rest.replace("| length > 0", ""))
     tokens = ["(", *_TOKEN.findall(rest), ")"]
     try:
@@ -219,13 +219,13 @@ def _operand(tokens: list[str], values: Mapping[str, Any]) -> Any:
         return able.get(name, same is (name == "eq")) if name else parts[0]
     if token[0] in "\"'":
         return token[1:-1]
-    value = _looked_up(token, values)
+    value = looked_up(token, values)
     if value is None and not token.lstrip("$").startswith(".Values."):
         raise LookupError
     return value  # a key that values.yaml lacks is none
 
 
-def _looked_up(path: str, values: Any) -> Any:
+def looked_up(path: str, values: Any) -> Any:
     """Return the value of a path such as .Values.image.tag; None if there is none."""
     for key in path.strip("$.").split("."):
         if isinstance(values, list):
@@ -237,10 +237,10 @@ def _looked_up(path: str, values: Any) -> Any:
 
 def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
     """Return the text of an expression, unchanged if the values do not show it."""
-    value, filters = _looked_up(hole["path"], values), [part.strip() for part in hole["filters"].split("|")]
+    value, filters = looked_up(hole["path"], values), [part.strip() for part in hole["filters"].split("|")]
     for part in filters:
         if instead := re.fullmatch(r"default[ (]\s*(?:[\"']([^\"']*)[\"']|([$.]*[\w.]+))\s*\)?", part):
-            other = instead[1] if instead[2] is None else _looked_up(instead[2], values) or instead[2]
+            other = instead[1] if instead[2] is None else looked_up(instead[2], values) or instead[2]
             value = value or (None if str(other)[:1] in ".$" or other == "omit" else other)
         elif written := re.fullmatch(r"printf \"([^\"%]*%[sdv][^\"%]*)\"", part):
             value = None if value is None else re.sub("%[sdv]", lambda _: str(value), written[1])  # noqa: B023
