@@ -308,8 +308,11 @@ class _Reader(NamedTuple):
         if is_part and re.match(r"\W*--\w", str(document.get("command"))):
             document = {"services": {"": document}}  # a part of a Compose file
         named = str(inner(document, "metadata").get("name") or "")
-        if kind == "BackendRuntime":
-            yield from _backend_runtime(document)
+        if kind == "BackendRuntime":  # of llmaz, whose flavors give the GPUs
+            image = f"{spec.get('image')}:{spec['version']}" if spec.get("version") else spec.get("image")
+            for setup in items(spec, "recommendedConfigs"):
+                node = {**spec, "image": image, "args": setup.get("args"), "name": setup.get("name") or named}
+                yield from self.container(node, "a BackendRuntime", {}, is_pod=True, is_whole=False)
             return
         for form in _OPERATORS:
             if form.get("kind", "") == kind and charts.looked_up(form.get("key", "spec"), document) is not None:
@@ -599,7 +602,7 @@ def _script(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mappi
     box = accelerators(part.get("gpus"), form["kind_of"], nodes)
     box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)
     exports = [f"{form['sets']}{name}={shlex.quote(value)}" for name, value in environment.items() if value]
-    exports += [f"SKYPILOT_NUM_GPUS_PER_NODE={box.gpus}"] if box.gpus else []
+    exports += [f"{form['counted']}={box.gpus}"] if box.gpus and "counted" in form else []
     box = box._replace(build=str(part.get("image") or "").removeprefix("docker:"))
     return Writing(form["name"], "\n".join([*exports, text]), box)
 
@@ -608,12 +611,12 @@ def _server(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mappi
     """Return the server of an operator, whose keys are flags, and the GPUs that it gives."""
     address, sizes = part["model"], {"tensor_parallel_size": part.get("tensor")}
     model = _fetched(re.sub(r"[?#].*", "", str(address)), form["folder"]) if "folder" in form else str(address)
-    arguments = {key: value for key, value in sizes.items() if isinstance(value, int) and value > 1}
+    arguments: dict[str, Any] = {key: size for key, size in sizes.items() if isinstance(size, int) and size > 1}
     left_out, renamed = re.compile(form.get("left_out", "-")), form.get("renamed", {})
     for key, value in [*inner(part, "flags").items(), *inner(part, "more_flags").items()]:
         name = renamed.get(key, key)
         if not left_out.match(str(key)) and (flag(name) in known() or form.get("passes_all")):
-            arguments[name] = True if value == "" else value
+            arguments[name] = True if value == "" else None if value is False and key in renamed else value
     named, words = _from_kserve(split(part.get("args")), {}, frozenset())  # its own --model= comes first
     line = [*command_line({"model": named or model, **arguments}, version), *words]
     box = Container(form["kind_of"], shared_memory=None, is_whole=False, is_pod=form["kind_of"] == "pod")
@@ -624,20 +627,6 @@ def _server(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mappi
     if profile:
         box = box._replace(gpus=int(profile[2]), product=profile[1] or "", gpus_by=form["by"])
     return Writing(form["name"], serve(line, environment, part.get("image")), box)
-
-
-def _backend_runtime(document: Mapping[str, Any]) -> Iterator[Writing]:
-    """Yield the server of each recommended configuration of llmaz."""
-    spec = inner(document, "spec")
-    image = f"{spec.get('image')}:{spec.get('version')}" if spec.get("version") else str(spec.get("image"))
-    for configuration in items(spec, "recommendedConfigs"):
-        program, *words = [*split(spec.get("command")), *split(configuration.get("args"))] or [""]
-        if "vllm" in " ".join((image, program, *words)):
-            command = shlex.join(["docker", "run", "--entrypoint", program, image, *words])
-            around = read_pod(configuration, {**configuration, **spec}, (), is_whole=False)
-            around = around._replace(shared_memory=None, gpus=None)
-            place = str(configuration.get("name") or inner(document, "metadata").get("name") or "")
-            yield Writing("a BackendRuntime", command, around, place=place)
 
 
 def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any], reader: _Reader) -> list[str]:
