@@ -308,18 +308,14 @@ class _Reader(NamedTuple):
         if is_part and re.match(r"\W*--\w", str(document.get("command"))):
             document = {"services": {"": document}}  # a part of a Compose file
         named = str(inner(document, "metadata").get("name") or "")
-        if kind == "BackendRuntime":  # of llmaz, whose flavors give the GPUs
-            image = f"{spec.get('image')}:{spec['version']}" if spec.get("version") else spec.get("image")
-            for setup in items(spec, "recommendedConfigs"):
-                node = {**spec, "image": image, "args": setup.get("args"), "name": setup.get("name") or named}
-                yield from self.container(node, "a BackendRuntime", {}, is_pod=True, is_whole=False)
-            return
         for form in _OPERATORS:
             if form.get("kind", "") == kind and charts.looked_up(form.get("key", "spec"), document) is not None:
                 yield from (one._replace(place=one.place or named) for one in _operator(form, document, self.version))
                 return
         if kind == "InferenceService":
             yield from self.inference_service(inner(spec, "predictor"))
+        elif kind == "BackendRuntime":
+            yield from self.llmaz(spec, named)
         elif kind == "LLMInferenceService":
             yield from self.llm_inference_service(document)
         elif "serveConfigV2" in spec or "applications" in document:
@@ -359,6 +355,13 @@ class _Reader(NamedTuple):
                     if words[0] == "serve" and "vllm-openai" in one.image:
                         command = shlex.join(["docker", "run", *options, one.image, *words])
                     yield Writing(name, command, one.container, place=one.name)
+
+    def llmaz(self, spec: Mapping[str, Any], named: str) -> Iterator[Writing]:
+        """Yield the server of each recommended configuration of a BackendRuntime, whose flavors give the GPUs."""
+        image = f"{spec.get('image')}:{spec['version']}" if spec.get("version") else spec.get("image")
+        for setup in items(spec, "recommendedConfigs"):
+            node = {**spec, "image": image, "args": setup.get("args"), "name": setup.get("name") or named}
+            yield from self.container(node, "a BackendRuntime", {}, is_pod=True, is_whole=False)
 
     def nested(self, node: Any, under: str, name: str, spec: Mapping[str, Any]) -> Iterator[Writing]:
         """Yield the containers under a node: `under` is its key, `spec` the pod's spec around it."""
