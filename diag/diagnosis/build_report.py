@@ -55,8 +55,8 @@ SHARE = failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the las
 REFUSED_SHARE = refused_share.at_least(1.0, by_judgement("all of the last answers"))
 READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
 """Commands that look for what a known line already tells."""
-MOST_QUOTED = 300
-"""Characters of a line that is quoted for what it names."""
+MOST_QUOTED, MOST_FOUND = 300, 60
+"""Characters of a line that is quoted for what it names, and of one by which it is found again."""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 
@@ -208,6 +208,8 @@ def _with_fixes(
         fixes = tuple(sorted((*linted, *fixes), key=lambda proposal: proposal.fix.restart))
     proposals = tuple(proposal for proposal in fixes if proposal.is_computed)
     texts = [text for line in quoted for text in (line.text, line.cause) if text]
+    if ending and texts and texts[0][:MOST_SEEN] == ending.context.error[:MOST_SEEN]:  # a quotation is cut
+        texts[0] = ending.context.error
     frames = quoted[0].frames if quoted else ""
     failure = known_failure(texts, server.version, model, frames, ending.context if ending else NOTHING)
     if failure:  # what is known of the line says more than the incident's advice for any line
@@ -362,8 +364,9 @@ def _log_report(
     not_judged, notes = [], [*observed.notes]
     for name, ending in endings.items():
         if name not in ill:
-            notes += _failed_requests(ending, name, observed.servers)
             why = _log_unjudged(ending, name, seen.of(name), is_still=name in still)
+            is_told = why is not None and why.told is not None and ending.state == "serving"
+            notes += () if is_told else _failed_requests(ending, name, observed.servers)
             not_judged += [why] if why else []
     return Report(
         observed=observed._replace(notes=tuple(notes), defects=(*observed.defects, *claims(queries, "survived"))),
@@ -385,15 +388,23 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
     if is_still or ending.state in LOG_ENDS:
         why, last = _why_unknown(ending, name), known_failure([ending.last], "", "", context=ending.context)
         told = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
-        return NotJudged(why, subject, told._replace(seen=told.seen or ending.last) if told else None)
+        return NotJudged(why, subject, _placed(told, told.seen or ending.last, ending.context) if told else None)
     if ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
         why = REASONS["log_shows"]["few_failed"].format(
             failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}"
         )
         line = next((line for line in ending.lines if line.event == ANSWERS), None)
         told = _of_request(line, ending, "") if line else None
-        return NotJudged(why, subject, told._replace(seen=line.text) if line and told else None)
+        return NotJudged(why, subject, _placed(told, line.text, ending.context) if line and told else None)
     return None
+
+
+def _placed(told: KnownFailure, seen: str, context: LogContext) -> KnownFailure:
+    """Return a failure with the line of a log that names it, and the number of that line."""
+    shown = seen.removeprefix("… ")[:MOST_FOUND]
+    lines = zip(reversed(context.nearby.split("\n")), reversed(context.numbers), strict=False)
+    number = next((number for text, number in lines if shown in text), 0)
+    return told._replace(seen=f"{seen} (line {number})" if number else seen)
 
 
 def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedServer]) -> Iterator[str]:

@@ -26,6 +26,8 @@ class Marks(NamedTuple):
     frame: re.Pattern[str]
     of_request: re.Pattern[str]
     logs_request: re.Pattern[str]
+    uncaught: re.Pattern[str]
+    names_request: re.Pattern[str]
     says_of_request: re.Pattern[str]
     module: re.Pattern[str]
     feature: re.Pattern[str]
@@ -54,6 +56,12 @@ class Marks(NamedTuple):
     waits_for_lock: re.Pattern[str]
     compiles: re.Pattern[str]
     of_script: re.Pattern[str]
+    of_others: re.Pattern[str]
+    of_choices: re.Pattern[str]
+    inside: re.Pattern[str]
+    colour: re.Pattern[str]
+    torn: re.Pattern[str]
+    begins: re.Pattern[str]
 
 
 _, _FILE = document(PACKAGE / "log" / "marks.toml")

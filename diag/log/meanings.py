@@ -90,6 +90,9 @@ class LineMeanings:
             self._server.last_text = self._server.last_text if self._server.run.is_interrupted else line.text
         elif line.source:
             self._server.run.ended_from_outside = False
+        if self._server.run.abort is not None and (said := MARKS.uncaught.match(line.text)):
+            aborted, _ = self._server.run.abort
+            aborted.text, aborted.number = said["what"], line.number
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self._server.last_text = f"{line.text} ({line.source})" if line.source else line.text
         if self._server.run.phase == "starting" and MARKS.waits_for_lock.match(line.text):

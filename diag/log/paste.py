@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from diag.core.files import parse_json
+from diag.log.marks import MARKS
 from diag.log.parse_line import COLLECTOR, ISO, Line
 
 NEARLY_ALL = 0.9
@@ -168,23 +169,11 @@ _LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r"\t")))
 """Markdown's quotation, and a tab before each line."""
 FEWEST_BLANKS = 4
 """Blanks before nearly all lines that are the paste's, such as Markdown's for code."""
-_INSIDE = re.compile(
-    r"(?<=\S) +(?=(?:\([A-Za-z]\w{0,60} (?:rank=\d+ )?pid=\d{1,20}[^()]{0,80}\) ?){0,3}"
-    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\]"
-    r"|(?:INFO|WARNING|ERROR): +(?:[A-Z][a-z]+ing |Started |Application |Uvicorn |[\d.]{7,15}:\d+ - )"
-    r"|Traceback \(most recent call last\):|File \"[^\"]{1,300}\", line \d+, in ))"
-)
-"""The blank before the beginning of a line, where a form has joined the lines of a paste."""
 _NUMBERED = re.compile(r" {0,12}(?:[Ll]ine )?(\d{1,9})[:|\t-] ?")
 """The number of a line, as `grep -n` with its context, an editor or an agent's tool writes it before the line."""
 _BLANK = re.compile(r"[>\s]*")
 _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
 _MARK = re.compile(r"[\x1b\\^\u241b]")
-_COLOUR = re.compile(
-    r"(?:\x1b|\\x1b|\\033|\\u001b|\\e|\^\[|\u241b)\[[0-9;?]{0,20}[A-Za-z]"
-    r"|\x1b[_\]][^\x07\x1b]{0,200}(?:\x07|\x1b\\)"  # Buildkite's times, a terminal's title
-)
-"""Colours, also as `cat -v`, JSON or an editor shows them; without a mark, a line has none."""
 _BARE_COLOUR = re.compile(r"\[(?:[01]|[39][0-7]|[0-9;]{3,12})m")
 """Colours without the escape character, which a web page drops."""
 _RETURNS = re.compile(r"(?:\^M|\\r|\r)+$")
@@ -206,10 +195,6 @@ LONGEST_HEAD, FEWEST_HEADS, RAREST = 300, 3, 0.01
 _PIECE = re.compile(
     rf"(?P<iso>{ISO})|(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?)|(?P<digits> *\d+)|(?P<text>.)", re.DOTALL
 )
-_BEGINS = re.compile(
-    r"\s*\(?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|File \"|[A-Za-z]\w{0,60} pid=\d|\d{4}-\d\d-\d\d)|\[|$"
-)
-"""Beginnings of a line that no terminal has wrapped."""
 _WHOLE = re.compile(r'(?:usage|rate): [\d.]{1,6}%$|" \d{3} [A-Z][\w ]{1,40}$')
 """Ends of stats lines, which often have one width, and of lines of the access log."""
 
@@ -262,7 +247,7 @@ def _separated(lines: list[Line]) -> list[Line]:
     """Return the lines of a paste that has lost its line feeds: no line of a log but its first begins as one."""
     if sum(bool(_OWN.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
         return lines
-    parted = ((line, _INSIDE.split(line.text)) for line in lines)
+    parted = ((line, MARKS.inside.split(line.text)) for line in lines)
     return [
         Line(line.number, text)
         for line, parts in parted
@@ -282,7 +267,7 @@ def _unnumbered(lines: list[Line]) -> list[Line]:
 
 
 def _without_colours(text: str) -> str:
-    text = _COLOUR.sub("", text) if _MARK.search(text) else text
+    text = MARKS.colour.sub("", text) if _MARK.search(text) else text
     text = _BARE_COLOUR.sub("", text) if "[" in text else text
     return _RETURNS.sub("", text) if text.endswith(("\r", "^M", "\\r")) else text
 
@@ -341,17 +326,19 @@ def _without(head: re.Pattern[str] | None, text: str) -> str:
 
 
 def _unwrapped(lines: Sequence[Line], head: re.Pattern[str] | None) -> list[Line]:
-    """Join lines that a terminal has wrapped: the longest ones all have the same width, and none is longer."""
+    """Join lines that a terminal has wrapped: the longest ones all have the same width; and frames that are broken."""
     widths = Counter(len(line.text) for line in lines)
     widest = max(widths, default=0)
-    if not NARROWEST <= widest <= WIDEST or widths[widest] < FEWEST_WRAPPED:
-        return list(lines)
+    is_wrapped = NARROWEST <= widest <= WIDEST and widths[widest] >= FEWEST_WRAPPED
     joined: list[Line] = []
     is_open = False
     for line in lines:
-        if is_open and not (_BEGINS.match(line.text) or (head and head.match(line.text))):
+        if is_open and not (MARKS.begins.match(line.text) or (head and head.match(line.text))):
             joined[-1] = joined[-1]._replace(text=joined[-1].text + line.text)
         else:
             joined.append(line)
-        is_open = len(line.text) == widest and not _WHOLE.search(line.text)
+        is_full = is_wrapped and len(line.text) == widest
+        is_open = (
+            is_full and not _WHOLE.search(line.text) or ('File "' in line.text and bool(MARKS.torn.search(line.text)))
+        )
     return joined

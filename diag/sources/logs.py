@@ -16,6 +16,7 @@ from diag.exposition import labelled
 from diag.exposition.scrapes import Reading, Target
 from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
 from diag.log.corroboration import RESOLUTION
+from diag.log.marks import MARKS
 from diag.log.files import FIRST, LAST, read_logs
 from diag.log.parse_line import LONGEST, Line, LineParser, first_time, split_redrawn
 from diag.log.paste import as_lines, as_logged
@@ -28,20 +29,9 @@ FIRST_LINES, LAST_LINES = 50_000, 250_000
 _TEXT = re.compile(rb"[^\n]+")
 EVERY, KEPT = 10.0, 1_800.0
 """Seconds between two samples of a log, as between two stats lines, and before its end that are judged."""
-BEFORE, AFTER, FAR, OF_START, MOST_FAR, LONGEST_NEARBY = 60, 60, 3_000, 100_000, 60, 1_500
+BEFORE, AFTER, FAR, OF_START, MOST_FAR, LONGEST_NEARBY = 60, 60, 3_000, 100_000, 60, 4_000
 """Lines before and after the one that ended a server that belong to it, lines in which evidence of other programs is
 looked for, and those in which the server's choices are, kept lines of each, and characters of a line."""
-OF_OTHERS = re.compile(
-    r"Killed process|Xid \(|NVRM|amdgpu|segfault at|Caught signal|[NR]CCL WARN|HCCL|NIXL|LMCache|\[aiter\]|\[Error\]"
-    r"|UCX|\(raylet\)|gcs_|kubelet|slurmstepd|systemd\[|nvidia-container|NVSHMEM"
-)
-OF_CHOICES = re.compile(
-    r"[Bb]ackend|Initializing an? |non-default args|detected platform|loading took|weights took|NCCL version"
-    r"|Available KV cache memory|CUDA graph memory|Waiting for creating a placement|FlashInfer is not|fatal error: "
-    r"|Unknown vLLM environment|compute capability|Encoder cache will|>>> Call stack dump #|for XPU device"
-    r"|Compilation Successfully Completed"
-)
-"""Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
 SAME_END = 600.0
 """Seconds between what another program logged and the end that it may have brought about."""
 MOST_ENDS, SKEW = 500, 120.0
@@ -89,7 +79,7 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         origin = Origin("log", printable(text.name), every=EVERY, notes=notes)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
-        near = nearby(lines, log.current.states.reason_number, its_zone, written)
+        near = nearby(lines, log.current.states.root_cause.number, its_zone, written)
         texts, numbers = "\n".join(line.text for line in near), tuple(line.number for line in near)
         context = ending.context._replace(nearby=texts, numbers=numbers)
         endings = {text.name: ending._replace(context=context, is_timed=is_timed)}
@@ -252,13 +242,13 @@ def nearby(lines: Sequence[Line], number: int, zone: tzinfo | None, written: flo
     ended = next(filter(None, (time(line.text) for line in reversed(lines[first : at + 1]))), None)
 
     def is_of_this_end(line: Line) -> bool:
-        if ended is None or not OF_OTHERS.search(line.text[:LONGEST_NEARBY]):
+        if ended is None or not MARKS.of_others.search(line.text[:LONGEST_NEARBY]):
             return True
         logged = time(line.text[:LONGEST_NEARBY])
         return logged is None or abs(logged - ended) <= SAME_END
 
-    around = filter(is_of_this_end, [*kept(FAR, OF_OTHERS), *lines[first:last]])
-    return [line._replace(text=line.text[:LONGEST_NEARBY]) for line in (*kept(OF_START, OF_CHOICES), *around)]
+    around = filter(is_of_this_end, [*kept(FAR, MARKS.of_others), *lines[first:last]])
+    return [line._replace(text=line.text[:LONGEST_NEARBY]) for line in (*kept(OF_START, MARKS.of_choices), *around)]
 
 
 def _quiet(
