@@ -365,7 +365,7 @@ def _log_report(
     for name, ending in endings.items():
         if name not in ill:
             why = _log_unjudged(ending, name, seen.of(name), is_still=name in still)
-            is_told = why is not None and why.told is not None and ending.state == "serving"
+            is_told = why is not None and why.told is not None and ending.state in ("serving", "lost")
             notes += () if is_told else _failed_requests(ending, name, observed.servers)
             not_judged += [why] if why else []
     return Report(
@@ -383,17 +383,19 @@ def _log_report(
 def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_still: bool) -> NotJudged | None:
     """Return why a log without an incident is no all-clear, with the failure that it names; None if it is one."""
     subject = (("instance", name),)
+    line = next((line for line in ending.lines if line.event == ANSWERS), None)
     if ending.state in ENDS_ILL and accepted.ignored:
         return _accepted(ENDS_ILL[ending.state], accepted)
     if is_still or ending.state in LOG_ENDS:
         why, last = _why_unknown(ending, name), known_failure([ending.last], "", "", context=ending.context)
+        if ending.state == "lost" and line and (told := _of_request(line, ending, "")):
+            return NotJudged(why, subject, _placed(told, line.text, ending.context))
         told = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
         return NotJudged(why, subject, _placed(told, told.seen or ending.last, ending.context) if told else None)
     if ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
         why = REASONS["log_shows"]["few_failed"].format(
             failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}"
         )
-        line = next((line for line in ending.lines if line.event == ANSWERS), None)
         told = _of_request(line, ending, "") if line else None
         return NotJudged(why, subject, _placed(told, line.text, ending.context) if line and told else None)
     return None
@@ -420,7 +422,10 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             if failure and (ending.failed or ending.state == "lost" or failure.is_decided):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()
-    if ending.failed and all(line.event != ANSWERS for line in ending.lines):
+    is_alone = all(line.event != ANSWERS for line in ending.lines)
+    if is_alone and ending.state == "serving" and ending.errors and (told := told_by_vllm(ending.context, version)):
+        yield from (f"an error of its log: {told.seen.removesuffix('.')}. {told.means}", told.do)
+    if ending.failed and is_alone:
         failed = f"{plural(ending.failed, 'request')} of the last {ending.answered}"
         yield REASONS["log_shows"]["no_stack"].format(failed=failed)
     if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):

@@ -339,6 +339,6 @@ def _unwrapped(lines: Sequence[Line], head: re.Pattern[str] | None) -> list[Line
             joined.append(line)
         is_full = is_wrapped and len(line.text) == widest
         is_open = (
-            is_full and not _WHOLE.search(line.text) or ('File "' in line.text and bool(MARKS.torn.search(line.text)))
+            (is_full and not _WHOLE.search(line.text)) or ('File "' in line.text and bool(MARKS.torn.search(line.text)))
         )
     return joined

@@ -16,8 +16,8 @@ from diag.exposition import labelled
 from diag.exposition.scrapes import Reading, Target
 from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
 from diag.log.corroboration import RESOLUTION
-from diag.log.marks import MARKS
 from diag.log.files import FIRST, LAST, read_logs
+from diag.log.marks import MARKS
 from diag.log.parse_line import LONGEST, Line, LineParser, first_time, split_redrawn
 from diag.log.paste import as_lines, as_logged
 from diag.log.server_log import ServerLog
