@@ -114,7 +114,6 @@ NIXL_ERROR = [
     )
 ]
 BROKEN_FRAME = [
-    "(VllmWorker rank=0 pid=20455) ERROR 07-08 15:41:43 [multiproc_executor.py:487] Traceback (most recent call last):",
     "(VllmWorker rank=0 pid=20455) ERROR 07-08 15:41:43 [multiproc_executor.py:487]   File"
     ' "/usr/lib/python3/site-packages/vllm/model_executor/models/deepseek_v2.py", l',
     "ine 743, in __init__",
