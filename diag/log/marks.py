@@ -62,6 +62,15 @@ class Marks(NamedTuple):
     colour: re.Pattern[str]
     torn: re.Pattern[str]
     begins: re.Pattern[str]
+    own_line: re.Pattern[str]
+    bare_colour: re.Pattern[str]
+    returns: re.Pattern[str]
+    whole: re.Pattern[str]
+    numbered: re.Pattern[str]
+    glued: re.Pattern[str]
+    behind_uvicorn: re.Pattern[str]
+    dated: re.Pattern[str]
+    yearless: re.Pattern[str]
 
 
 _, _FILE = document(PACKAGE / "log" / "marks.toml")

@@ -169,21 +169,10 @@ _LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r"\t")))
 """Markdown's quotation, and a tab before each line."""
 FEWEST_BLANKS = 4
 """Blanks before nearly all lines that are the paste's, such as Markdown's for code."""
-_NUMBERED = re.compile(r" {0,12}(?:[Ll]ine )?(\d{1,9})[:|\t-] ?")
-"""The number of a line, as `grep -n` with its context, an editor or an agent's tool writes it before the line."""
 _BLANK = re.compile(r"[>\s]*")
 _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
 _MARK = re.compile(r"[\x1b\\^\u241b]")
-_BARE_COLOUR = re.compile(r"\[(?:[01]|[39][0-7]|[0-9;]{3,12})m")
-"""Colours without the escape character, which a web page drops."""
-_RETURNS = re.compile(r"(?:\^M|\\r|\r)+$")
-"""Carriage returns at the end of a line, also written out."""
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-_OWN = re.compile(
-    rf"\((?:[A-Za-z]\w{{0,60}}) (?:rank=\d+ )?pid=\d+[^()]{{0,80}}\)|{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d "
-    r"|(?:INFO|WARNING|ERROR): {4,5}\S|Traceback \(most recent call last\):"
-)
-"""The beginning of a line that vLLM, uvicorn or Python wrote."""
 _PROCESS = re.compile(r"(?:\(\w[^()]{0,80} pid=\d{1,20}[^()]{0,80}\) ?){0,3}")
 _PREFIX = re.compile(rf"(?!\(|{_LEVEL}(?::| \d))\S.{{0,80}}?(?={_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\])")
 """VLLM_LOGGING_PREFIX, between the name of the process and the level; behind uvicorn's level, a client wrote it."""
@@ -195,8 +184,6 @@ LONGEST_HEAD, FEWEST_HEADS, RAREST = 300, 3, 0.01
 _PIECE = re.compile(
     rf"(?P<iso>{ISO})|(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?)|(?P<digits> *\d+)|(?P<text>.)", re.DOTALL
 )
-_WHOLE = re.compile(r'(?:usage|rate): [\d.]{1,6}%$|" \d{3} [A-Z][\w ]{1,40}$')
-"""Ends of stats lines, which often have one width, and of lines of the access log."""
 
 
 def as_logged(lines: Sequence[Line]) -> list[Line]:
@@ -245,7 +232,7 @@ def _once(lines: list[Line]) -> list[Line]:
 
 def _separated(lines: list[Line]) -> list[Line]:
     """Return the lines of a paste that has lost its line feeds: no line of a log but its first begins as one."""
-    if sum(bool(_OWN.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
+    if sum(bool(MARKS.own_line.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
         return lines
     parted = ((line, MARKS.inside.split(line.text)) for line in lines)
     return [
@@ -257,7 +244,7 @@ def _separated(lines: list[Line]) -> list[Line]:
 
 def _unnumbered(lines: list[Line]) -> list[Line]:
     """Return the lines without their numbers, if nearly all have one and each number is larger than the one before."""
-    matches = [_NUMBERED.match(line.text[:LONGEST_HEAD]) for line in lines]
+    matches = [MARKS.numbered.match(line.text[:LONGEST_HEAD]) for line in lines]
     numbers = [int(match[1]) for match in matches if match]
     written = sum(not _BLANK.fullmatch(line.text) for line in lines)
     steps = sum(after > before for before, after in pairwise(numbers))
@@ -268,8 +255,8 @@ def _unnumbered(lines: list[Line]) -> list[Line]:
 
 def _without_colours(text: str) -> str:
     text = MARKS.colour.sub("", text) if _MARK.search(text) else text
-    text = _BARE_COLOUR.sub("", text) if "[" in text else text
-    return _RETURNS.sub("", text) if text.endswith(("\r", "^M", "\\r")) else text
+    text = MARKS.bare_colour.sub("", text) if "[" in text else text
+    return MARKS.returns.sub("", text) if text.endswith(("\r", "^M", "\\r")) else text
 
 
 def _own_start(text: str) -> int:
@@ -287,7 +274,7 @@ def is_newest_first(times: Sequence[str], fewest: int = FEWEST_HEADS) -> bool:
 
 def _learnt_head(lines: Sequence[Line]) -> re.Pattern[str] | None:
     """Return the head that nearly all lines of vLLM's have before them, None if the parser of lines knows it."""
-    owns = [(line.text, match.start()) for line in lines if (match := _OWN.search(line.text[:LONGEST_HEAD]))]
+    owns = [(line.text, match.start()) for line in lines if (match := MARKS.own_line.search(line.text[:LONGEST_HEAD]))]
     if sum(text.startswith('{"') for text, _ in owns) > (1 - NEARLY_ALL) * len(owns):  # Docker's file, vLLM's JSON
         return None
     heads = [text[:start] for text, start in owns if start]
@@ -337,8 +324,6 @@ def _unwrapped(lines: Sequence[Line], head: re.Pattern[str] | None) -> list[Line
             joined[-1] = joined[-1]._replace(text=joined[-1].text + line.text)
         else:
             joined.append(line)
-        is_full = is_wrapped and len(line.text) == widest
-        is_open = (
-            (is_full and not _WHOLE.search(line.text)) or ('File "' in line.text and bool(MARKS.torn.search(line.text)))
-        )
+        is_open = is_wrapped and len(line.text) == widest and not MARKS.whole.search(line.text)
+        is_open = is_open or ('File "' in line.text and bool(MARKS.torn.search(line.text)))
     return joined

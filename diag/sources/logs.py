@@ -36,9 +36,6 @@ SAME_END = 600.0
 """Seconds between what another program logged and the end that it may have brought about."""
 MOST_ENDS, SKEW = 500, 120.0
 """Last lines whose times refute a zone, and seconds by which clocks may differ."""
-DATED = re.compile(r".{0,120}?\b(?P<year>20\d\d)-(?P<day>\d\d-\d\d)[ T]\d\d:\d\d:\d\d")
-YEARLESS = re.compile(r".{0,80}?\b(?:INFO|WARNING|ERROR) (\d\d-\d\d) \d\d:\d\d:\d\d \[?\w")
-"""The time of a library's line (LMCache, Ray), which has a year, and of vLLM's, which has none."""
 HALF_A_YEAR = timedelta(days=183)
 YEAR_IS_SURE = 30 * 86_400.0
 """Seconds between the last line and the moment at which the file was written, up to which the year is not in doubt."""
@@ -93,8 +90,8 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
 def _year_end(lines: Sequence[Line], written: float) -> float:
     """Return the moment at which a log was written, or half a year after the day whose year a library's line tells."""
     ends = [line.text[:LONGEST_NEARBY] for line in lines[-MOST_UNTIMED:]]
-    days = {vllm[1] for vllm in map(YEARLESS.match, ends) if vllm}
-    dated = next((day for day in map(DATED.match, reversed(ends)) if day and day["day"] in days), None)
+    days = {vllm[1] for vllm in map(MARKS.yearless.match, ends) if vllm}
+    dated = next((day for day in map(MARKS.dated.match, reversed(ends)) if day and day["day"] in days), None)
     try:
         day = datetime.fromisoformat(f"{dated['year']}-{dated['day']}") if dated else None
     except ValueError:
