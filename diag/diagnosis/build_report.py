@@ -389,7 +389,7 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
     if is_still or ending.state in LOG_ENDS:
         why, last = _why_unknown(ending, name), known_failure([ending.last], "", "", context=ending.context)
         if ending.state == "lost" and line and (told := _of_request(line, ending, "")):
-            return NotJudged(why, subject, _placed(told, line.text, ending.context))
+            return NotJudged(why, subject, told._replace(seen=_failed_request(line)))
         told = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
         return NotJudged(why, subject, _placed(told, told.seen or ending.last, ending.context) if told else None)
     if ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
@@ -397,8 +397,12 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
             failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}"
         )
         told = _of_request(line, ending, "") if line else None
-        return NotJudged(why, subject, _placed(told, line.text, ending.context) if line and told else None)
+        return NotJudged(why, subject, told._replace(seen=_failed_request(line)) if line and told else None)
     return None
+
+
+def _failed_request(line: EventLine) -> str:
+    return f"a request failed{f' (line {line.number})' if line.number else ''}: {line.text}"
 
 
 def _placed(told: KnownFailure, seen: str, context: LogContext) -> KnownFailure:
@@ -415,10 +419,9 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
     for line in ending.lines:
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
             failure = _of_request(line, ending, version)
-            place = f" (line {line.number})" if line.number else ""
+            said = f"{_failed_request(line).removesuffix('.')}."
             ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
-            what = f"{ended}; the last error" if ending.refused > 1 else "a request failed"
-            yield f"{what}{place}: {line.text.removesuffix('.')}."
+            yield said.replace("a request failed", f"{ended}; the last error", 1) if ending.refused > 1 else said
             if failure and (ending.failed or ending.state == "lost" or failure.is_decided):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()

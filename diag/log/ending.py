@@ -49,6 +49,7 @@ class EndJudge:
         """The state of the server at the last line, with what is told of it."""
         state, run, load = self.state, self._run, self._states.load
         phase, done = run.startup.position
+        error = quote(self._states.root_cause.reason, MOST_READ)
         latest, file = self._states.answers.latest, quote(self._states.file, MOST_NAME)
         lines = (
             EventLine(event, quote(line.text, MOST_TEXT), file, line.number, line.process, at, quote(frame, MOST_NAME))
@@ -63,11 +64,7 @@ class EndJudge:
             lines=tuple(lines),
             phase=phase if state == "starting" else "",
             done=done if state == "starting" else None,
-            context=LogContext(
-                platform=run.config.platform,
-                phase="" if run.startup.stage is None else phase,
-                error=quote(self._states.root_cause.reason, MOST_READ),
-            ),
+            context=LogContext("", run.config.platform, "" if run.startup.stage is None else phase, (), error),
             failed=latest.count("5xx"),
             answered=len(latest),
             refused=latest.count("4xx"),
