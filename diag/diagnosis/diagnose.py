@@ -364,9 +364,7 @@ def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
         return False
     began, other_began = cause.since or -math.inf, effect.since or -math.inf
     either_may = any(back.incident == cause.incident.id for back in effect.incident.may_explain)
-    # within one interval of scrapes the order is unknown, and only one of them may bring about the other
-    apart = 0 if either_may else (cause.instants[-1] - cause.instants[0]) / max(len(cause.instants) - 1, 1)
-    is_later = effect.since is None or began - apart > other_began or (either_may and began == other_began)
+    is_later = effect.since is None or began > other_began or (either_may and began == other_began)
     if edge.began_first and is_later:
         return False
     for condition in edge.where:
