@@ -62,7 +62,7 @@ PROGRESS_BAR = re.compile(
     r"(?P<what>.{3,120}?): +(?P<percent>\d{1,3})%(?:.{0,200}?\| *(?P<done>\d{1,12})/(?P<total>\d{1,12}) \[)?"
 )
 _GLUED = re.compile(
-    r"(.{3,120}?: +\d{1,3}%.{0,200}?\| *\d+/\d+ \[[^\]]{0,80}\])"
+    r"(.{3,120}?: +\d{1,3}%.{0,200}?\| *\d+/\d+ \[[^\]]{0,160}\])"
     r"(\(\w[^()]{0,80} pid=\d+.*|(?:DEBUG|INFO|WARNING|ERROR) \d.*|(?:Memory access fault|HW Exception) by GPU node-.*)"
 )
 """An unfinished progress bar, and the text of another process or of ROCm's runtime behind it on the same line."""
