@@ -365,6 +365,8 @@ def _log_report(
             notes += _failed_requests(ending, name, observed.servers)
             why = _log_unjudged(ending, name, seen.of(name), is_still=name in still)
             not_judged += [why] if why else []
+        elif all(diagnosis.incident.id == "requests_failing" for diagnosis in present if diagnosis.server == name):
+            notes += _without_reason(ending)
     return Report(
         observed=observed._replace(notes=tuple(notes), defects=(*observed.defects, *claims(queries, "survived"))),
         verdict=verdict_of(told, not_judged, seen),
@@ -409,11 +411,16 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             if failure and (ending.failed or ending.state == "lost" or failure.is_decided):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()
+    yield from _without_reason(ending)
+    if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
+        yield from (f"another program's line before the end: {told.means}", told.do)
+
+
+def _without_reason(ending: LogEnding) -> Iterator[str]:
+    """Yield how to see why requests failed, if no exception in the log says it."""
     if ending.failed and all(line.event != ANSWERS for line in ending.lines):
         failed = f"{plural(ending.failed, 'request')} of the last {ending.answered}"
         yield REASONS["log_shows"]["no_stack"].format(failed=failed)
-    if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
-        yield from (f"another program's line before the end: {told.means}", told.do)
 
 
 def _of_request(line: EventLine, ending: LogEnding, version: str) -> KnownFailure | None:
