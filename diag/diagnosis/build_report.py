@@ -368,6 +368,8 @@ def _log_report(
             is_told = why is not None and why.told is not None and ending.state in ("serving", "lost")
             notes += () if is_told else _failed_requests(ending, name, observed.servers)
             not_judged += [why] if why else []
+        elif all(diagnosis.incident.id == "requests_failing" for diagnosis in present if diagnosis.server == name):
+            notes += _without_reason(ending)
     return Report(
         observed=observed._replace(notes=tuple(notes), defects=(*observed.defects, *claims(queries, "survived"))),
         verdict=verdict_of(told, not_judged, seen),
@@ -425,14 +427,19 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             if failure and (ending.failed or ending.state == "lost" or failure.is_decided):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()
-    is_alone = all(line.event != ANSWERS for line in ending.lines)
-    if is_alone and ending.state == "serving" and ending.errors and (told := told_by_vllm(ending.context, version)):
-        yield from (f"an error of its log: {told.seen.removesuffix('.')}. {told.means}", told.do)
-    if ending.failed and is_alone:
-        failed = f"{plural(ending.failed, 'request')} of the last {ending.answered}"
-        yield REASONS["log_shows"]["no_stack"].format(failed=failed)
+    if all(line.event != ANSWERS for line in ending.lines) and ending.state == "serving" and ending.errors:
+        told = told_by_vllm(ending.context, version)
+        yield from (f"an error of its log: {told.seen.removesuffix('.')}. {told.means}", told.do) if told else ()
+    yield from _without_reason(ending)
     if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):
         yield from (f"another program's line before the end: {told.means}", told.do)
+
+
+def _without_reason(ending: LogEnding) -> Iterator[str]:
+    """Yield how to see why requests failed, if no exception in the log says it."""
+    if ending.failed and all(line.event != ANSWERS for line in ending.lines):
+        failed = f"{plural(ending.failed, 'request')} of the last {ending.answered}"
+        yield REASONS["log_shows"]["no_stack"].format(failed=failed)
 
 
 def _of_request(line: EventLine, ending: LogEnding, version: str) -> KnownFailure | None:

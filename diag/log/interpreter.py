@@ -171,9 +171,12 @@ class LogInterpreter:
 
         Return a line that only claims what it says, and was not interpreted.
         """
-        self._latest_line, states, clock = line, self.states, self.clock
+        states, clock, writers = self.states, self.clock, self.states.writers
+        if writers.is_script and not writers.has_api_server:  # without clients, what stands behind its bar is vLLM's
+            line = line._replace(form="line") if line.form == "inside" else line
+        self._latest_line = line
         self._meanings.note_line(line, pattern)
-        phase, writers = states.run.phase, states.writers
+        phase = states.run.phase
         known_phase = self._doubts.phase_of(line, live)
         origin = self._records.origin(line, pattern, known_phase, read_at if live else None, clock.before)
         if origin is LineOrigin.DOUBTED and line.at is not None and clock.latest is not None:

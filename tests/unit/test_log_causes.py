@@ -128,6 +128,23 @@ BOX = [
     "ValueError: User-specified max_model_len (131072) is greater than the derived max_model_len"
     " (max_position_embeddings=32768 or model_max_length=None in model's config.json).",
 ]
+REFUSED = f'{API}INFO:     192.168.100.1:39972 - "POST /v1/chat/completions HTTP/1.1" 400 Bad Request'
+SERVED = REFUSED.replace("400 Bad Request", "200 OK")
+SCRIPT = [
+    "INFO 04-02 18:42:40 [utils.py:233] non-default args: {'max_model_len': 16384}",
+    "(EngineCore_DP0 pid=70) INFO 04-02 18:42:40 [core.py:107] Initializing a V1 LLM engine (v0.20.0) with config: model='/m'",
+    "INFO 04-02 18:42:41 [llm.py:391] Supported tasks: ['generate']",
+    "INFO 04-02 18:42:41 [loggers.py:271] Engine 000: Avg prompt throughput: 221.8 tokens/s, Avg generation throughput: 54.7 tokens/s, Running: 51 reqs, Waiting: 0 reqs, GPU KV cache usage: 9.0%, Prefix cache hit rate: 0.0%",
+]
+BAR = "Processed prompts:   3%|3         | 3/100 [00:23<08:51,  5.48s/it, est. speed input: 688.36 toks/s, output: 27.06 toks/s]"
+STEPPED = [
+    ENGINE.format("core.py:1", RAISED),
+    ENGINE.format("core.py:1", FRAME.format("vllm/v1/core/sched/scheduler.py", "schedule")),
+    ENGINE.format("core.py:1", "AssertionError: Only frobs can be preempted"),
+    "/usr/lib/python3.12/multiprocessing/resource_tracker.py:279: UserWarning: resource_tracker: There appear to be 1 leaked shared_memory objects to clean up at shutdown",
+]
+BUDGET = """(EngineCore_DP0 pid=70) INFO 04-02 18:42:30 [core.py:107] Initializing a V1 LLM engine (v0.20.0) with config: model='/m'
+(EngineCore_DP0 pid=70) INFO 04-02 18:42:31 [gpu_worker.py:298] Available KV cache memory: {} GiB"""
 HARMONY = "openai_harmony.HarmonyError: invalid tiktoken vocab file: could not split on ' ' at line 1"
 NEURON = "(EngineCore_DP0 pid=70) WARNING:vllm_neuron.worker.model_runner:Structured outputs are not supported with on-device sampling."
 GRAMMAR = ENGINE.format(
@@ -232,6 +249,13 @@ def told(folder: Path, lines: list[str]) -> str:
         # a log that names a cause and no state is headed by the cause
         (["# ModuleNotFoundError: No module named 'soundfile'"], "names a cause, but no state of a server", "shows no state"),
         (["# The widget of rank 3 does not turn"], "shows no state", "names a cause"),
+        # what an engine logs behind the bar of a script, which has no clients; a server's is perhaps a client's
+        ([*SCRIPT, f"{BAR}{ENGINE.format('core.py:1', 'EngineCore encountered a fatal error.')}", *STEPPED], "Only frobs can be preempted", "from outside"),
+        ([BEGUN, SERVED, *SCRIPT[1:], f"{BAR}{ENGINE.format('core.py:1', 'EngineCore encountered a fatal error.')}", *STEPPED], "from outside", "engine_dead"),
+        # an exception's own coded lines, and another start in the log, decide
+        ([f"{V0}RuntimeError: The process exits for this inner error, and the current working operator name is Frob.", f"{V0}[PID: 652] Memory_Allocation_Failure(EL0004): Failed to allocate memory."], "memory of an NPU is full", "operator Frob failed"),
+        ([*BUDGET.format("-1.27").splitlines(), *STARTS, NO_BLOCKS], "only if nvidia-smi shows no other", "hold memory of the same GPU"),
+        ([*BUDGET.format("31.01").splitlines(), *BUDGET.format("-1.27").splitlines(), *STARTS, NO_BLOCKS], "hold memory of the same GPU", "--gpu-memory-utilization 0.95"),
         # figures of the error
         ([SHORT.format(250000, "1.8", "0.35", 856)], "A length that fits would serve nobody", "Start with --max-model-len 856"),
         ([SHORT.format(262144, "24.0", "3.18", 34736)], "Start with --max-model-len 34736", "would serve nobody"),
@@ -249,10 +273,6 @@ def test_a_log_without_times_tells_none(tmp_path: Path) -> None:
     assert "no line of server.log has a time" in text
     timed = told(tmp_path, [f"(APIServer pid=1) ERROR 08-11 13:56:14 [core.py:1] {FREE[0]} {FREE[1]}"])
     assert "-08-11 13:56:14 UTC" in timed and "has a time" not in timed
-
-
-REFUSED = f'{API}INFO:     192.168.100.1:39972 - "POST /v1/chat/completions HTTP/1.1" 400 Bad Request'
-SERVED = REFUSED.replace("400 Bad Request", "200 OK")
 
 
 @each_row(
@@ -337,7 +357,14 @@ def test_an_engine_whose_input_thread_ended_serves_nobody(tmp_path: Path, thread
     assert told(tmp_path, [SERVED, *(f"(EngineCore_DP0 pid=245) {line}" for line in lines)]).startswith(verdict)
 
 
-@each_row("answers, is_told", [(["500 Internal Server Error", "200 OK"], True), (["200 OK", "200 OK"], False)])
+@each_row(
+    "answers, is_told",
+    [
+        (["500 Internal Server Error", "200 OK"], True),
+        (["500 Internal Server Error"] * 17, True),
+        (["200 OK", "200 OK"], False),
+    ],
+)
 def test_a_failed_answer_without_an_exception_says_how_to_see_it(
     tmp_path: Path, answers: list[str], is_told: bool
 ) -> None:
