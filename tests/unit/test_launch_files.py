@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -2044,6 +2045,12 @@ def test_what_stands_beside_a_launch_is_read_with_it(tmp_path: Path) -> None:
 
 def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(compose(service("[]", 'entrypoint: ["/bin/bash", "/go.sh"]')))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/c.yaml").write_text((tmp_path / "c.yaml").read_text())
+    (tmp_path / "d/go.sh").write_text("python3 worker.py\n")
+    with pytest.raises(NoLaunch, match=r"starts /go\.sh, which itself starts no vLLM"):
+        judged(tmp_path / "d/c.yaml")
+    shutil.rmtree(tmp_path / "d")
     with pytest.raises(NoLaunch, match=r"starts /go\.sh, which is not beside the file"):
         judged(tmp_path / "c.yaml")
     result = json.loads(run([str(tmp_path)], LintOptions(), as_json=True)[0])
@@ -2092,6 +2099,12 @@ exec vllm serve $M --swap-space 4
 S
 ENTRYPOINT ["/run.sh"]
 """
+QUANTIZED = """FROM vllm/vllm-openai:v0.16.0
+ARG Q=half
+ENV Q=${Q}
+ENTRYPOINT []
+CMD vllm serve org/m ${Q:+--dtype ${Q}} --seed 1
+"""
 PYTHON = """import argparse, os, subprocess, sys
 parser = argparse.ArgumentParser()
 parser.add_argument("-q", "--quant", default=None)
@@ -2138,6 +2151,10 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a Dockerfile and its own here-document": ({"Dockerfile": STORY}, ["exec vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "arguments of the service for vLLM's image": ({"c.yaml": "services:\n  v:\n    build: {context: ., args: {TAG: v0.16.0}}\n    gpus: all\n    command: [--model, org/m, --swap-space, '4']\n", "Dockerfile": "ARG TAG=v0.32.0\nFROM vllm/vllm-openai:$TAG\nCMD [--model, x]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "a service that builds something else": ({"c.yaml": "services: {v: {build: ., image: a}, w: {image: 'vllm/vllm-openai:v0.25.1', gpus: all, command: [--model, org/m]}}\n", "Dockerfile": "FROM python\nCMD python app.py  # asks vllm\n"}, ["--model org/m"], "", [set()]),  # noqa: E501
+    "a dockerfile in lower case": ({"c.yaml": "services: {v: {build: ., gpus: all}}\n", "dockerfile": "FROM vllm/vllm-openai:v0.16.0\nCMD [\"--model\", \"org/m\", \"--swap-space\", \"4\"]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "arguments of a build that are empty": ({"c.yaml": "services:  # of vllm\n  v: {build: {args: {Q: ''}}}\n  w: {build: {args: {Q: bfloat16}}}\n  x: {build: .}\n", "Dockerfile": QUANTIZED}, ["serve org/m --seed 1", "serve org/m --dtype bfloat16 --seed 1", "serve org/m --dtype half --seed 1"], "", [set(), set(), set()]),  # noqa: E501
+    "a word that an unknown variable leads to": ({"r.sh": 'vllm serve org/m ${Q:+--dtype half} --seed 1\n'}, ["vllm serve org/m ${WORD_4:?} --seed 1"], "$Q", [set()]),  # noqa: E501
+    "a script without an ending that is mounted": ({"c.yaml": "services:\n  v:\n    image: vllm/vllm-openai:${TAG:?is in .env}\n    entrypoint: ['/usr/bin/entrypoint']\n    environment: {LEN: '${LEN:-512}'}\n    volumes: ['./go.sh:/usr/bin/entrypoint:ro']\n".replace("'", '"'), "go.sh": 'exec vllm serve org/m --max-model-len "${LEN:-64}"\n'}, ["-c 'exec vllm serve org/m --max-model-len 512'"], "", [set()]),  # noqa: E501
     "a program within -c": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY . /v\nENTRYPOINT ["/bin/bash", "-c", "/v/run.sh; sleep 9"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "named values of a chart and a ConfigMap of its": ({**CHART, "templates/d.yaml": "{{/* (why: it\n is) */}}\n{{- if .Values.v.on }}\n{{- $v := .Values.v }}\n" + POD.replace("args: %s", 'command: [vllm, serve], args: ["$(M)", --seed, "{{ $v.seed }}"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]') + "{{- end }}\n", "templates/k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  m: {{ .Values.v.model }}\n", "values.yaml": "v: {on: false, seed: 7, model: org/m}\n"}, ["serve org/m --seed 7"], "", [set()]),  # noqa: E501
 }  # fmt: skip

@@ -16,7 +16,7 @@ from diag.vllm.command.container import inner
 from diag.vllm.command.shell import default
 
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
-_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(:-[^{}]*)?\})", re.ASCII)
 _INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
 _SECRET = re.compile(NOTATIONS["patterns"]["writings_secret"])
 STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
@@ -63,7 +63,8 @@ def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Bu
         if instruction == "ARG":
             name, _, value = rest.partition("=")
             secrets |= {name.strip(): "ARG"} if _SECRET.fullmatch(name.strip()) else {}
-            arguments[name.strip()] = given.get(name.strip()) or _filled(value.strip().strip("\"'"), arguments)
+            usual = _filled(value.strip().strip("\"'"), arguments)
+            arguments[name.strip()] = given.get(name.strip(), usual)
         elif instruction == "FROM":
             if target and alias == target.lower():
                 break
@@ -109,7 +110,12 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     """Fill in variables of the Dockerfile, unless the text may become very long."""
     if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
         return text
-    return default(_REFERENCE.sub(lambda name: values.get(name[1] or name[2]) or name[0], text))
+
+    def value(name: re.Match[str]) -> str:
+        text = values.get(name[1] or name[2])
+        return name[0] if text is None or (text == "" and name[3]) else text
+
+    return default(_REFERENCE.sub(value, text))
 
 
 # -- what stands beside
@@ -130,13 +136,18 @@ def _scripts(text: str, file: Path) -> dict[str, tuple[str, Path | None]]:
         if body := written.get(start[1]):
             scripts[start[0]] = (body, None)
             continue
-        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
-        copied = re.search(place, text, re.MULTILINE)
-        able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
-        script = next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
+        script = script_beside(start[1], text, file)
         content = _text(script)
         scripts |= {start[0]: (content, script)} if "vllm" in content else {}
     return scripts
+
+
+def script_beside(start: str, text: str, file: Path) -> Path:
+    """Return the file beside that a container has in the place of the script that it starts."""
+    place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start)}\b"
+    copied = re.search(place, text, re.MULTILINE)
+    able = (file.parent / (copied[1] if copied else Path(start).name), file.parent / Path(start).name)
+    return next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
 
 
 def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
@@ -197,6 +208,8 @@ def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:
     if not isinstance(folder, str) or "$" in folder:
         return "", file
     place = file.parent / folder / str(inner(service, "build").get("dockerfile") or "Dockerfile")
+    if place.name == "Dockerfile" and not place.is_file():  # as BuildKit looks for it
+        place = place.with_name("dockerfile")
     inline = inner(service, "build").get("dockerfile_inline")
     return (inline, place) if isinstance(inline, str) else (_text(place), place)
 

@@ -17,7 +17,7 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, with_scripts
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, script_beside, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -34,7 +34,7 @@ from diag.vllm.command.shell import (
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
-_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::(?:\$\{[^{}]*\}|\$(?!\{)|[^\s$])+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _OTHER_IMAGE = re.compile(r"[\w.-]+(?:/[\w-][\w.-]*)+(?::[\w.-]+)?")
 _CONTAINERS = re.compile(NOTATIONS["patterns"]["parse_containers"])
 _PROGRAM_WORD = re.compile(NOTATIONS["patterns"]["parse_program_word"])
@@ -146,6 +146,7 @@ _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+
 _SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
 """A variable that a script sets, and its here-documents may name."""
 _VARIABLE_WORD = re.compile(r"\$\{?(\w+)\}?")
+_GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
@@ -189,7 +190,7 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     file = Path(text)
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
-    text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
+    text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
     text = with_scripts(text, file)
     is_yaml = file.suffix in (".yaml", ".yml")
     try:
@@ -200,7 +201,9 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         if not program and not (is_vllms and _IS_DOCKERFILE.search(text)):
             raise
         name = (redaction.name(program[1]) if program else "") or "a program"
-        why = f"a container starts {name}, which is not beside the file: lint the script"
+        is_beside = program and script_beside(program[1], text, file).is_file()
+        lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
+        why = f"a container starts {name}, which {lacks}"
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
     return tuple(one if one.line <= last else one._replace(line=last) for one in started)
@@ -631,6 +634,8 @@ def _run(
                 filled += map(Bare.of, environment[named[1]].split())
             elif named and filled and environment.get(named[1]) == "":
                 absent.append(named[1])
+            elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
+                filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
             else:
                 filled += value.split() if " " in value and "$" not in value else [word]
         filled = _of_cloud_run(filled) or filled
