@@ -2059,6 +2059,13 @@ def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize(("settings", "rules"), [("", {"public_without_a_key"}), ("EnvironmentFile=/k\n", set())])
+def test_a_script_of_a_systemd_unit_serves_as_the_unit_does(tmp_path: Path, settings: str, rules: set[str]) -> None:
+    unit = f"[Service]\n{settings}ExecStart=/bin/bash /opt/r.sh\n"
+    (server,) = laid(tmp_path / "c", {"s/v.service": unit, "r.sh": "vllm serve org/m --host 0.0.0.0\n"})
+    assert {each["rule"] for each in server["findings"] if each["severity"] == "warning"} == rules
+
+
 @pytest.mark.parametrize(
     ("other", "told"),
     [
@@ -2155,6 +2162,10 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "arguments of a build that are empty": ({"c.yaml": "services:  # of vllm\n  v: {build: {args: {Q: ''}}}\n  w: {build: {args: {Q: bfloat16}}}\n  x: {build: .}\n", "Dockerfile": QUANTIZED}, ["serve org/m --seed 1", "serve org/m --dtype bfloat16 --seed 1", "serve org/m --dtype half --seed 1"], "", [set(), set(), set()]),  # noqa: E501
     "a word that an unknown variable leads to": ({"r.sh": 'vllm serve org/m ${Q:+--dtype half} --seed 1\n'}, ["vllm serve org/m ${WORD_4:?} --seed 1"], "$Q", [set()]),  # noqa: E501
     "a script without an ending that is mounted": ({"c.yaml": "services:\n  v:\n    image: vllm/vllm-openai:${TAG:?is in .env}\n    entrypoint: ['/usr/bin/entrypoint']\n    environment: {LEN: '${LEN:-512}'}\n    volumes: ['./go.sh:/usr/bin/entrypoint:ro']\n".replace("'", '"'), "go.sh": 'exec vllm serve org/m --max-model-len "${LEN:-64}"\n'}, ["-c 'exec vllm serve org/m --max-model-len 512'"], "", [set()]),  # noqa: E501
+    "the arguments with which a job calls a script": ({"r.sh": 'M="$1"\nvllm serve "$M" --port "${2:-9}"\n', "j.slurm": "#!/bin/bash\nchmod 755 r.sh\nsrun bash ./r.sh org/m 8001 &\n"}, ["vllm serve org/m --port 8001"], "", [set()]),  # noqa: E501
+    "two calls with other arguments": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "bash r.sh org/m\nbash r.sh org/n\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
+    "a script that reads options of its own": ({"r.sh": 'M="${1:-org/n}"; shift\nvllm serve "$M" --seed 1\n', "j.slurm": "bash r.sh org/m\n"}, ["vllm serve org/n --seed 1"], "", [set()]),  # noqa: E501
+    "a script that is copied": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "cp r.sh /opt/r.sh\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
     "a program within -c": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY . /v\nENTRYPOINT ["/bin/bash", "-c", "/v/run.sh; sleep 9"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "named values of a chart and a ConfigMap of its": ({**CHART, "templates/d.yaml": "{{/* (why: it\n is) */}}\n{{- if .Values.v.on }}\n{{- $v := .Values.v }}\n" + POD.replace("args: %s", 'command: [vllm, serve], args: ["$(M)", --seed, "{{ $v.seed }}"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]') + "{{- end }}\n", "templates/k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  m: {{ .Values.v.model }}\n", "values.yaml": "v: {on: false, seed: 7, model: org/m}\n"}, ["serve org/m --seed 7"], "", [set()]),  # noqa: E501
 }  # fmt: skip

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,11 @@ STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS = 8
+_CALL = NOTATIONS["patterns"]["dockerfile_call"]
+_PLAIN = re.compile(r"[\w./:@=+-]+")
+_POSITION = re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
+_OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
+"""What gives the positions in a script another meaning: its own options, and functions with arguments of theirs."""
 _LONGEST = 2**15
 BUILT = ("built",)
 """The key, which no YAML has, of a service's Dockerfile and the secrets that it leaves in the image."""
@@ -156,6 +161,28 @@ def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
         if file.is_file():
             return read_bytes(file, most).decode("utf-8", "replace").replace("\r\n", "\n")
     return ""
+
+
+def called(text: str, file: Path) -> tuple[str, bool]:
+    """Fill in the arguments of the one call of a script beside it; True if a systemd unit starts it."""
+    is_script = file.suffix in (".sh", ".bash") and "vllm" in text
+    call = re.compile(_CALL % re.escape(file.name), re.MULTILINE)
+    calls = list[tuple[str, bool]]()
+    for other in islice(_callers(file.parent) if is_script else (), _MOST_SCRIPTS * _MOST_SCRIPTS):
+        content = _text(other) if other != file else ""
+        has_settings = "EnvironmentFile" in content
+        calls += [(one["rest"].strip("& \t\r"), bool(one["unit"]) and not has_settings) for one in call.finditer(content)]
+    given = {rest for rest, _ in calls}
+    words = given.pop().split() if len(given) == 1 else []
+    if words and all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):
+        text = _POSITION.sub(lambda at: dict(enumerate(words, 1)).get(int(at[1] or at[2]), at[0]), text)
+    return text, any(is_unit for _, is_unit in calls)
+
+
+def _callers(folder: Path) -> Iterator[Path]:
+    """Yield files of jobs and units beside a script, and units in a folder beside."""
+    yield from sorted(one for one in folder.glob("*.*") if one.suffix in (".sh", ".slurm", ".sbatch", ".service"))
+    yield from sorted(folder.glob("*/*.service"))
 
 
 def started_files(text: str, file: Path) -> set[Path]:

@@ -17,7 +17,7 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, script_beside, with_scripts
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, script_beside, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -191,7 +191,7 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
-    text = with_scripts(text, file)
+    text, is_of_unit = called(with_scripts(text, file), file)
     is_yaml = file.suffix in (".yaml", ".yml")
     try:
         started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
@@ -205,6 +205,8 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
         why = f"a container starts {name}, which {lacks}"
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
+    if is_of_unit:
+        started = tuple(one._replace(writing=one.writing or "a script of a systemd unit") for one in started)
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
     return tuple(one if one.line <= last else one._replace(line=last) for one in started)
 
