@@ -2106,6 +2106,8 @@ exec vllm serve $M --swap-space 4
 S
 ENTRYPOINT ["/run.sh"]
 """
+MAPPED = POD.replace("args: %s", 'args: [--model, "$(M)"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]')
+MAP = "kind: ConfigMap\nmetadata: {name: k}\ndata: {m: org/%s}\n"
 QUANTIZED = """FROM vllm/vllm-openai:v0.16.0
 ARG Q=half
 ENV Q=${Q}
@@ -2166,6 +2168,10 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "two calls with other arguments": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "bash r.sh org/m\nbash r.sh org/n\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
     "a script that reads options of its own": ({"r.sh": 'M="${1:-org/n}"; shift\nvllm serve "$M" --seed 1\n', "j.slurm": "bash r.sh org/m\n"}, ["vllm serve org/n --seed 1"], "", [set()]),  # noqa: E501
     "a script that is copied": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "cp r.sh /opt/r.sh\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
+    "a ConfigMap in the folder above": ({"v/d.yaml": MAPPED, "k.yaml": MAP % "a"}, ["--model org/a"], "", [set()]),
+    "a ConfigMap of an overlay": ({"base/d.yaml": MAPPED, "overlays/x/k.yaml": MAP % "a"}, ["--model org/a"], "", [set()]),  # noqa: E501
+    "ConfigMaps of two overlays": ({"base/d.yaml": MAPPED, "overlays/x/k.yaml": MAP % "a", "overlays/y/k.yaml": MAP % "b"}, ["--model '$(M)'"], "the value of --model", [set()]),  # noqa: E501
+    "a ConfigMap of another namespace": ({"v/d.yaml": MAPPED, "k.yaml": (MAP % "a").replace("{name", "{namespace: o, name")}, ["--model '$(M)'"], "the value of --model", [set()]),  # noqa: E501
     "a program within -c": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY . /v\nENTRYPOINT ["/bin/bash", "-c", "/v/run.sh; sleep 9"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "named values of a chart and a ConfigMap of its": ({**CHART, "templates/d.yaml": "{{/* (why: it\n is) */}}\n{{- if .Values.v.on }}\n{{- $v := .Values.v }}\n" + POD.replace("args: %s", 'command: [vllm, serve], args: ["$(M)", --seed, "{{ $v.seed }}"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]') + "{{- end }}\n", "templates/k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  m: {{ .Values.v.model }}\n", "values.yaml": "v: {on: false, seed: 7, model: org/m}\n"}, ["serve org/m --seed 7"], "", [set()]),  # noqa: E501
 }  # fmt: skip

@@ -52,6 +52,8 @@ _NAMING = re.compile(
 )
 """What may name an object of another file, or be named by one."""
 _NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
+_NAMESPACE = re.compile(r"\bnamespace: *[\"']?([\w-]+)")
+_CONFIG_MAP = re.compile(r"(?:configMap(?:Ref|KeyRef)?):\s*\{?\s*(?:\w+:[^\n]*\n\s*)?name: *[\"']?([\w.-]+)")
 _CONFIG = re.compile(r"\s--config[= ]([\w./-]+)(?=\s|$)")
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
@@ -121,6 +123,23 @@ def beside(file: Path, text: str) -> list[Any]:
             documents += _objects(other, other.stat().st_mtime_ns) if other.name != file.name else []
     able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
     return [part for part in documents if able[_kind(part), inner(part, "metadata").get("name")] == 1]
+
+
+def above(file: Path, text: str) -> list[Any]:
+    """Return the ConfigMaps that a manifest names, from the folder above it and the overlays of its Kustomize base."""
+    if not (wanted := set(_CONFIG_MAP.findall(text))):
+        return []
+    folder = file.absolute().parent
+    files = [*folder.parent.glob("*.y*ml"), *folder.parent.glob("overlays/*/*.y*ml")]
+    maps = list[Any]()
+    for other in islice(sorted(files), _MOST_DOCUMENTS):
+        with suppress(OSError):
+            maps += [one for one in _objects(other, other.stat().st_mtime_ns) if _kind(one) == "ConfigMap"]
+    spaces = {"None", *_NAMESPACE.findall(text)}
+    named = [inner(one, "metadata") for one in maps]
+    able = Counter(str(names.get("name")) for names in named)
+    is_its = [str(names.get("name")) in wanted and str(names.get("namespace")) in spaces for names in named]
+    return [one for one, names, its in zip(maps, named, is_its, strict=True) if its and able[str(names["name"])] == 1]
 
 
 def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = ()) -> Iterator[Writing]:

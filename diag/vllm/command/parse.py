@@ -251,7 +251,7 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     if "$modelSpec.vllmConfig" in text:
         raise NoLaunch(f"{file} is a template of the production stack: lint its values")
     documents = built(overlaid(documents, file), file)
-    read = manifests.containers(documents, version, manifests.beside(file, text))
+    read = manifests.containers(documents, version, [*manifests.above(file, text), *manifests.beside(file, text)])
     launches = manifests.templated(read, text)
     if launches:
         return _commands(launches, version, folder, text)
