@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,9 @@ _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS = 8
 _CALL = NOTATIONS["patterns"]["dockerfile_call"]
+_IMPORTED = re.compile(r"(?m)^(?:from|import)[ \t]+\.?(\w+)(?:[ \t]+import\b.*|[ \t]+as[ \t]+(\w+))?[ \t]*$")
+_CONSTANT = re.compile(NOTATIONS["patterns"]["dockerfile_constant"], re.MULTILINE)
+_CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
 _PLAIN = re.compile(r"[\w./:@=+-]+")
 _POSITION = re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
 _OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
@@ -141,18 +144,13 @@ def _scripts(text: str, file: Path) -> dict[str, tuple[str, Path | None]]:
         if body := written.get(start[1]):
             scripts[start[0]] = (body, None)
             continue
-        script = script_beside(start[1], text, file)
+        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
+        copied = re.search(place, text, re.MULTILINE)
+        able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
+        script = next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
         content = _text(script)
         scripts |= {start[0]: (content, script)} if "vllm" in content else {}
     return scripts
-
-
-def script_beside(start: str, text: str, file: Path) -> Path:
-    """Return the file beside that a container has in the place of the script that it starts."""
-    place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start)}\b"
-    copied = re.search(place, text, re.MULTILINE)
-    able = (file.parent / (copied[1] if copied else Path(start).name), file.parent / Path(start).name)
-    return next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
 
 
 def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
@@ -165,24 +163,24 @@ def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
 
 def called(text: str, file: Path) -> tuple[str, bool]:
     """Fill in the arguments of the one call of a script beside it; True if a systemd unit starts it."""
-    is_script = file.suffix in (".sh", ".bash") and "vllm" in text
-    call = re.compile(_CALL % re.escape(file.name), re.MULTILINE)
-    calls = list[tuple[str, bool]]()
-    for other in islice(_callers(file.parent) if is_script else (), _MOST_SCRIPTS * _MOST_SCRIPTS):
-        content = _text(other) if other != file else ""
-        has_settings = "EnvironmentFile" in content
-        calls += [(one["rest"].strip("& \t\r"), bool(one["unit"]) and not has_settings) for one in call.finditer(content)]
-    given = {rest for rest, _ in calls}
+    call, folder = re.compile(_CALL % re.escape(file.name), re.MULTILINE), file.parent
+    able = [*folder.glob("*.*"), *folder.glob("*/*.service")] if file.suffix in (".sh", ".bash") else []
+    contents = [_text(one) for one in sorted(able) if one.suffix in _CALLERS and one != file][:_MOST_CALLERS]
+    calls = [(one, "EnvironmentFile" not in content) for content in contents for one in call.finditer(content)]
+    given = {one["rest"].strip("& \t\r") for one, _ in calls}
     words = given.pop().split() if len(given) == 1 else []
-    if words and all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):
+    if all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):
         text = _POSITION.sub(lambda at: dict(enumerate(words, 1)).get(int(at[1] or at[2]), at[0]), text)
-    return text, any(is_unit for _, is_unit in calls)
+    return text, any(one["unit"] and is_whole for one, is_whole in calls)
 
 
-def _callers(folder: Path) -> Iterator[Path]:
-    """Yield files of jobs and units beside a script, and units in a folder beside."""
-    yield from sorted(one for one in folder.glob("*.*") if one.suffix in (".sh", ".slurm", ".sbatch", ".service"))
-    yield from sorted(folder.glob("*/*.service"))
+def with_constants(text: str, file: Path) -> str:
+    """Write the constants of a module beside, such as config.py, behind a Python source that imports it."""
+    for module, alias in islice(_IMPORTED.findall(text) if file.suffix == ".py" else (), _MOST_CALLERS):
+        constants = _CONSTANT.findall(_text(file.with_name(f"{module}.py")))
+        text = re.sub(rf"\b{alias or module}\.(?=[A-Z][A-Z0-9_]*\b)", "", text) if constants else text
+        text = "\n".join([text, *constants])
+    return text
 
 
 def started_files(text: str, file: Path) -> set[Path]:

@@ -127,19 +127,15 @@ def beside(file: Path, text: str) -> list[Any]:
 
 def above(file: Path, text: str) -> list[Any]:
     """Return the ConfigMaps that a manifest names, from the folder above it and the overlays of its Kustomize base."""
-    if not (wanted := set(_CONFIG_MAP.findall(text))):
-        return []
-    folder = file.absolute().parent
-    files = [*folder.parent.glob("*.y*ml"), *folder.parent.glob("overlays/*/*.y*ml")]
-    maps = list[Any]()
-    for other in islice(sorted(files), _MOST_DOCUMENTS):
+    wanted, spaces, maps = {*_CONFIG_MAP.findall(text)}, {"None", *_NAMESPACE.findall(text)}, list[Any]()
+    folder = file.absolute().parent.parent
+    files = sorted([*folder.glob("*.y*ml"), *folder.glob("overlays/*/*.y*ml")]) if wanted else []
+    for other in files[:_MOST_DOCUMENTS]:
         with suppress(OSError):
             maps += [one for one in _objects(other, other.stat().st_mtime_ns) if _kind(one) == "ConfigMap"]
-    spaces = {"None", *_NAMESPACE.findall(text)}
-    named = [inner(one, "metadata") for one in maps]
-    able = Counter(str(names.get("name")) for names in named)
-    is_its = [str(names.get("name")) in wanted and str(names.get("namespace")) in spaces for names in named]
-    return [one for one, names, its in zip(maps, named, is_its, strict=True) if its and able[str(names["name"])] == 1]
+    named = [(one, *(str(inner(one, "metadata").get(key)) for key in ("name", "namespace"))) for one in maps]
+    able = Counter(name for _, name, _ in named)
+    return [one for one, name, space in named if able[name] == 1 and name in wanted and space in spaces]
 
 
 def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = ()) -> Iterator[Writing]:

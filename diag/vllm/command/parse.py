@@ -17,7 +17,7 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, script_beside, with_scripts
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_constants, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -162,6 +162,7 @@ _ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
 _EXPORTED = re.compile(r"^[ \t]*export[ \t]+([A-Z_]\w*=[\w./:@-]+)[ \t]*$", re.MULTILINE)
 _DEEPEST = 3
 """Functions within each other that are followed."""
+_HELP = re.compile(r"(--help|-h)(=|$)|\$\{?\w*help\w*\}?$", re.IGNORECASE)
 _MENTIONS = re.compile(NOTATIONS["patterns"]["parse_mentions"])
 
 
@@ -191,6 +192,7 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
+    text = with_constants(text, file)
     text, is_of_unit = called(with_scripts(text, file), file)
     is_yaml = file.suffix in (".yaml", ".yml")
     try:
@@ -201,7 +203,7 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         if not program and not (is_vllms and _IS_DOCKERFILE.search(text)):
             raise
         name = (redaction.name(program[1]) if program else "") or "a program"
-        is_beside = program and script_beside(program[1], text, file).is_file()
+        is_beside = program and file.with_name(Path(program[1]).name).is_file()
         lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
         why = f"a container starts {name}, which {lacks}"
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
@@ -699,7 +701,7 @@ def _find_servers(
     if start is None and is_alone and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
         start = 0  # nothing but vLLM's own flags
     start = contained.arguments if start is None else start
-    if start is not None and not any(re.match(r"(--help|-h)(=|$)", word) for word in words[start:]):
+    if start is not None and not any(map(_HELP.match, words[start:])):
         assigned = _assignments(words[:start])
         server = _command(words, start, {**environment, **assigned}, folder, version)
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
