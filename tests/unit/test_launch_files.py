@@ -2017,6 +2017,16 @@ READ |= {
         ["serve m --swap-space 4"],
         [{"no_effect"}],
     ),
+    "the release of a typed constant": (
+        {"m.py": 'import os, subprocess\nV: str = os.environ.get("V", "0.16.0")\nPACKAGES = [f"vllm=={V}"]\nsubprocess.run(["vllm", "serve", "m", "--swap-space", "4"])\n'},  # noqa: E501
+        ["serve m --swap-space 4"],
+        [{"no_effect"}],
+    ),
+    "a remark about a release beside another that is installed": (
+        {"a.sh": "# vllm==0.16.0 crashed\npip install 'vllm>=0.17'\nvllm serve m --swap-space 4\n", "b.sh": "# needs vllm==0.16.0\nvllm serve m --swap-space 4\n"},  # noqa: E501
+        ["serve m --swap-space 4", "serve m --swap-space 4"],
+        [{"removed_flag", "vllm_not_pinned"}, {"no_effect"}],
+    ),
     "what is only mentioned installs nothing": (
         {"m.py": '"""Serve.\n\n    pip install vllm\n"""\nimport subprocess\nsubprocess.run(["vllm", "serve", "m"])\n', "r.sh": "echo 'pip install vllm'\nvllm serve m\n"},  # noqa: E501
         ["serve m", "serve m"],
@@ -2106,7 +2116,9 @@ exec vllm serve $M --swap-space 4
 S
 ENTRYPOINT ["/run.sh"]
 """
-MAPPED = POD.replace("args: %s", 'args: [--model, "$(M)"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]')
+MAPPED = POD.replace(
+    "args: %s", 'args: [--model, "$(M)"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]'
+)
 MAP = "kind: ConfigMap\nmetadata: {name: k}\ndata: {m: org/%s}\n"
 QUANTIZED = """FROM vllm/vllm-openai:v0.16.0
 ARG Q=half
@@ -2166,6 +2178,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a service that builds something else": ({"c.yaml": "services: {v: {build: ., image: a}, w: {image: 'vllm/vllm-openai:v0.25.1', gpus: all, command: [--model, org/m]}}\n", "Dockerfile": "FROM python\nCMD python app.py  # asks vllm\n"}, ["--model org/m"], "", [set()]),  # noqa: E501
     "a dockerfile in lower case": ({"c.yaml": "services: {v: {build: ., gpus: all}}\n", "dockerfile": "FROM vllm/vllm-openai:v0.16.0\nCMD [\"--model\", \"org/m\", \"--swap-space\", \"4\"]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "arguments of a build that are empty": ({"c.yaml": "services:  # of vllm\n  v: {build: {args: {Q: ''}}}\n  w: {build: {args: {Q: bfloat16}}}\n  x: {build: .}\n", "Dockerfile": QUANTIZED}, ["serve org/m --seed 1", "serve org/m --dtype bfloat16 --seed 1", "serve org/m --dtype half --seed 1"], "", [set(), set(), set()]),  # noqa: E501
+    "remarks within a command": ({"r.sh": "vllm serve org/m \\\n `# one GPU -> none` \\\n --seed 1 \\\n --port `cat port`\n"}, ["vllm serve org/m --seed 1 --port"], "the value of --port", [set()]),  # noqa: E501
     "a word that an unknown variable leads to": ({"r.sh": 'vllm serve org/m ${Q:+--dtype half} --seed 1\n'}, ["vllm serve org/m ${WORD_4:?} --seed 1"], "$Q", [set()]),  # noqa: E501
     "a script without an ending that is mounted": ({"c.yaml": "services:\n  v:\n    image: vllm/vllm-openai:${TAG:?is in .env}\n    entrypoint: ['/usr/bin/entrypoint']\n    environment: {LEN: '${LEN:-512}'}\n    volumes: ['./go.sh:/usr/bin/entrypoint:ro']\n".replace("'", '"'), "go.sh": 'exec vllm serve org/m --max-model-len "${LEN:-64}"\n'}, ["-c 'exec vllm serve org/m --max-model-len 512'"], "", [set()]),  # noqa: E501
     "the arguments with which a job calls a script": ({"r.sh": 'M="$1"\nvllm serve "$M" --port "${2:-9}"\n', "j.slurm": "#!/bin/bash\nchmod 755 r.sh\nsrun bash ./r.sh org/m 8001 &\n"}, ["vllm serve org/m --port 8001"], "", [set()]),  # noqa: E501

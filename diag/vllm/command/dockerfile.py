@@ -23,14 +23,11 @@ STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS = 8
-_CALL = NOTATIONS["patterns"]["dockerfile_call"]
 _IMPORTED = re.compile(r"(?m)^(?:from|import)[ \t]+\.?(\w+)(?:[ \t]+import\b.*|[ \t]+as[ \t]+(\w+))?[ \t]*$")
 _CONSTANT = re.compile(NOTATIONS["patterns"]["dockerfile_constant"], re.MULTILINE)
 _CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
-_PLAIN = re.compile(r"[\w./:@=+-]+")
-_POSITION = re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
+_PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
 _OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
-"""What gives the positions in a script another meaning: its own options, and functions with arguments of theirs."""
 _LONGEST = 2**15
 BUILT = ("built",)
 """The key, which no YAML has, of a service's Dockerfile and the secrets that it leaves in the image."""
@@ -71,8 +68,7 @@ def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Bu
         if instruction == "ARG":
             name, _, value = rest.partition("=")
             secrets |= {name.strip(): "ARG"} if _SECRET.fullmatch(name.strip()) else {}
-            usual = _filled(value.strip().strip("\"'"), arguments)
-            arguments[name.strip()] = given.get(name.strip(), usual)
+            arguments[name.strip()] = given.get(name.strip(), _filled(value.strip().strip("\"'"), arguments))
         elif instruction == "FROM":
             if target and alias == target.lower():
                 break
@@ -118,12 +114,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     """Fill in variables of the Dockerfile, unless the text may become very long."""
     if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
         return text
-
-    def value(name: re.Match[str]) -> str:
-        text = values.get(name[1] or name[2])
-        return name[0] if text is None or (text == "" and name[3]) else text
-
-    return default(_REFERENCE.sub(value, text))
+    return default(_REFERENCE.sub(lambda at: values.get(at[1] or at[2], at[0]) or (at[0] if at[3] else ""), text))
 
 
 # -- what stands beside
@@ -163,7 +154,7 @@ def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
 
 def called(text: str, file: Path) -> tuple[str, bool]:
     """Fill in the arguments of the one call of a script beside it; True if a systemd unit starts it."""
-    call, folder = re.compile(_CALL % re.escape(file.name), re.MULTILINE), file.parent
+    call, folder = re.compile(NOTATIONS["patterns"]["dockerfile_call"] % re.escape(file.name), re.M), file.parent
     able = [*folder.glob("*.*"), *folder.glob("*/*.service")] if file.suffix in (".sh", ".bash") else []
     contents = [_text(one) for one in sorted(able) if one.suffix in _CALLERS and one != file][:_MOST_CALLERS]
     calls = [(one, "EnvironmentFile" not in content) for content in contents for one in call.finditer(content)]
@@ -188,12 +179,8 @@ def started_files(text: str, file: Path) -> set[Path]:
     builds: dict[Path, str] = {}
     with suppress(BadUsage):
         builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
-    scripts = [
-        script
-        for one, place in ((text, file), *((text, place) for place, text in builds.items()))
-        for _, script in _scripts(one, place).values()
-    ]
-    return {*builds, *(_whole(script) for script in scripts if script)}
+    texts = [(text, file), *((content, place) for place, content in builds.items())]
+    return {*builds, *(_whole(script) for one in texts for _, script in _scripts(*one).values() if script)}
 
 
 def built(documents: Sequence[Any], file: Path) -> list[Any]:

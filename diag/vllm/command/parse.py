@@ -34,7 +34,9 @@ from diag.vllm.command.shell import (
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
-_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::(?:\$\{[^{}]*\}|\$(?!\{)|[^\s$])+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_IMAGE = re.compile(
+    r"(?i)(?:\S*/)?[\w.-]*vllm[\w.-]*(?::(?:\$\{[^{}]*\}|\$(?!\{)|[^\s$])+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?"
+)
 _OTHER_IMAGE = re.compile(r"[\w.-]+(?:/[\w-][\w.-]*)+(?::[\w.-]+)?")
 _CONTAINERS = re.compile(NOTATIONS["patterns"]["parse_containers"])
 _PROGRAM_WORD = re.compile(NOTATIONS["patterns"]["parse_program_word"])
@@ -118,6 +120,7 @@ _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
 _HELD = re.compile(NOTATIONS["patterns"]["parse_held"])
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_AT_LEAST, _REMARK = re.compile(r"\bvllm(?:\[[\w,-]+\])?>="), re.compile(r"(?m)^[ \t]*#.*$")
 _RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
 _BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
 _IS_DOCKERFILE = re.compile(r"(?m)^ENTRYPOINT[ \t]")
@@ -192,8 +195,7 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
-    text = with_constants(text, file)
-    text, is_of_unit = called(with_scripts(text, file), file)
+    text, is_of_unit = called(with_constants(with_scripts(text, file), file), file)
     is_yaml = file.suffix in (".yaml", ".yml")
     try:
         started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
@@ -205,12 +207,10 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         name = (redaction.name(program[1]) if program else "") or "a program"
         is_beside = program and file.with_name(Path(program[1]).name).is_file()
         lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
-        why = f"a container starts {name}, which {lacks}"
-        raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
-    if is_of_unit:
-        started = tuple(one._replace(writing=one.writing or "a script of a systemd unit") for one in started)
+        raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: a container starts {name}, which {lacks}") from None
+    writing = "a script of a systemd unit" if is_of_unit else ""
     last = content.count(b"\n") + 1  # a loop of a template may have become more lines
-    return tuple(one if one.line <= last else one._replace(line=last) for one in started)
+    return tuple(one._replace(line=min(one.line, last), writing=one.writing or writing) for one in started)
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -259,17 +259,10 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
-    if (
-        manifests.is_manifest(documents)
-        or text.isspace()
-        or (flags and (not any(flags) or sum(flags) < len(flags) / 2))
-    ):
+    if manifests.is_manifest(documents) or text.isspace() or sum(flags) * 2 < len(flags):
         why = manifests.template(text)
-        raise (BadUsage if why and "containers:" in text else NoLaunch)(
-            f"{file}: {why}"
-            if why
-            else f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
-        )
+        none = "has no container that starts vLLM, and is no file for --config: give the command itself"
+        raise (BadUsage if why and "containers:" in text else NoLaunch)(f"{file}: {why}" if why else f"{file} {none}")
     command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
     return tuple(one._replace(writing="a --config file") for one in _parse_shell(command, version, folder))
 
@@ -438,9 +431,9 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
-    text = _ENV_DEFAULT.sub(r"\1", text)
+    text = _ENV_DEFAULT.sub(r"\1", _REMARK.sub("", text) if _AT_LEAST.search(text) else text)
     for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:MOST_DOCUMENTS]:
-        assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
+        assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name} *(?:: *\w+ *)?:?= *[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
