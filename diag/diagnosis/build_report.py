@@ -55,8 +55,8 @@ SHARE = failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the las
 REFUSED_SHARE = refused_share.at_least(1.0, by_judgement("all of the last answers"))
 READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
 """Commands that look for what a known line already tells."""
-MOST_QUOTED = 300
-"""Characters of a line that is quoted for what it names."""
+MOST_QUOTED, MOST_FOUND = 300, 60
+"""Characters of a line that is quoted for what it names, and of one by which it is found again."""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 
@@ -208,6 +208,8 @@ def _with_fixes(
         fixes = tuple(sorted((*linted, *fixes), key=lambda proposal: proposal.fix.restart))
     proposals = tuple(proposal for proposal in fixes if proposal.is_computed)
     texts = [text for line in quoted for text in (line.text, line.cause) if text]
+    if ending and texts and texts[0][:MOST_SEEN] == ending.context.error[:MOST_SEEN]:  # a quotation is cut
+        texts[0] = ending.context.error
     frames = quoted[0].frames if quoted else ""
     failure = known_failure(texts, server.version, model, frames, ending.context if ending else NOTHING)
     if failure:  # what is known of the line says more than the incident's advice for any line
@@ -362,8 +364,9 @@ def _log_report(
     not_judged, notes = [], [*observed.notes]
     for name, ending in endings.items():
         if name not in ill:
-            notes += _failed_requests(ending, name, observed.servers)
             why = _log_unjudged(ending, name, seen.of(name), is_still=name in still)
+            is_told = why is not None and why.told is not None and ending.state in ("serving", "lost")
+            notes += () if is_told else _failed_requests(ending, name, observed.servers)
             not_judged += [why] if why else []
     return Report(
         observed=observed._replace(notes=tuple(notes), defects=(*observed.defects, *claims(queries, "survived"))),
@@ -380,20 +383,34 @@ def _log_report(
 def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_still: bool) -> NotJudged | None:
     """Return why a log without an incident is no all-clear, with the failure that it names; None if it is one."""
     subject = (("instance", name),)
+    line = next((line for line in ending.lines if line.event == ANSWERS), None)
     if ending.state in ENDS_ILL and accepted.ignored:
         return _accepted(ENDS_ILL[ending.state], accepted)
     if is_still or ending.state in LOG_ENDS:
         why, last = _why_unknown(ending, name), known_failure([ending.last], "", "", context=ending.context)
+        if ending.state == "lost" and line and (told := _of_request(line, ending, "")):
+            return NotJudged(why, subject, told._replace(seen=_failed_request(line)))
         told = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
-        return NotJudged(why, subject, told._replace(seen=told.seen or ending.last) if told else None)
+        return NotJudged(why, subject, _placed(told, told.seen or ending.last, ending.context) if told else None)
     if ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
         why = REASONS["log_shows"]["few_failed"].format(
             failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}"
         )
-        line = next((line for line in ending.lines if line.event == ANSWERS), None)
         told = _of_request(line, ending, "") if line else None
-        return NotJudged(why, subject, told._replace(seen=line.text) if line and told else None)
+        return NotJudged(why, subject, told._replace(seen=_failed_request(line)) if line and told else None)
     return None
+
+
+def _failed_request(line: EventLine) -> str:
+    return f"a request failed{f' (line {line.number})' if line.number else ''}: {line.text}"
+
+
+def _placed(told: KnownFailure, seen: str, context: LogContext) -> KnownFailure:
+    """Return a failure with the line of a log that names it, and the number of that line."""
+    shown = seen.removeprefix("… ")[:MOST_FOUND]
+    lines = zip(reversed(context.nearby.split("\n")), reversed(context.numbers), strict=False)
+    number = next((number for text, number in lines if shown in text), 0)
+    return told._replace(seen=f"{seen} (line {number})" if number else seen)
 
 
 def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedServer]) -> Iterator[str]:
@@ -402,14 +419,16 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
     for line in ending.lines:
         if line.event == ANSWERS and ending.state in ("serving", "lost", "shut down"):
             failure = _of_request(line, ending, version)
-            place = f" (line {line.number})" if line.number else ""
+            said = f"{_failed_request(line).removesuffix('.')}."
             ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
-            what = f"{ended}; the last error" if ending.refused > 1 else "a request failed"
-            yield f"{what}{place}: {line.text.removesuffix('.')}."
+            yield said.replace("a request failed", f"{ended}; the last error", 1) if ending.refused > 1 else said
             if failure and (ending.failed or ending.state == "lost" or failure.is_decided):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()
-    if ending.failed and all(line.event != ANSWERS for line in ending.lines):
+    is_alone = all(line.event != ANSWERS for line in ending.lines)
+    if is_alone and ending.state == "serving" and ending.errors and (told := told_by_vllm(ending.context, version)):
+        yield from (f"an error of its log: {told.seen.removesuffix('.')}. {told.means}", told.do)
+    if ending.failed and is_alone:
         failed = f"{plural(ending.failed, 'request')} of the last {ending.answered}"
         yield REASONS["log_shows"]["no_stack"].format(failed=failed)
     if ending.state == "shut down" and (told := told_by_others(ending.context, version, (OTHERS,))):

@@ -63,7 +63,6 @@ AVOID_LATE = (
 )
 AVOID_CALL = f"{AVOID}upgrade vLLM."
 TRIED = "Upgrade vLLM: what avoids this error otherwise is set already, as the log shows."
-NATIVE = re.compile(r'File "<unknown>", line 0, in (?!_Py|Py)([^\n]{1,300})')
 MOST_NATIVE = 8
 """Innermost frames of a native stack that tell whose code crashed."""
 FEWEST_WORDS = 4
@@ -318,7 +317,8 @@ def _told(
     kind: FailureKind, values: Mapping[str, str], text: str, version: str, frames: str, context: LogContext
 ) -> KnownFailure:
     """Fill in a kind; its `do` is "" if the log refutes it."""
-    owners = frames or "\n".join(NATIVE.findall(context.nearby)[:MOST_NATIVE])
+    crashed = context.nearby.rpartition("Current thread ")[2]  # Python's dump of all threads
+    owners = frames or "\n".join(WORDS.native.findall(crashed)[:MOST_NATIVE])
     kernel = kernel_of(owners, text) if kind.by_owner else None
     way = way_around(kernel, context.nearby, owners, platform_of(text, context), version) if kernel else ""
     owner = f" The traceback ends in {kernel.name}." if kernel and (way or kind.file != PLACES) else ""

@@ -9,7 +9,7 @@ from diag.core.log_events import ON_DEVICE, EventLine, LogContext, LogEnding, Lo
 from diag.log.marks import MARKS
 from diag.log.patterns import recognise
 from diag.log.states import ServerStates
-from diag.log.tracebacks import ErrorLine
+from diag.log.tracebacks import MOST_READ, ErrorLine
 from diag.log.trackers import MOST_NAME, MOST_TEXT, READY_STAGE, informativeness, quote
 
 FEWEST_SIGNS = 2
@@ -49,6 +49,7 @@ class EndJudge:
         """The state of the server at the last line, with what is told of it."""
         state, run, load = self.state, self._run, self._states.load
         phase, done = run.startup.position
+        error = quote(self._states.root_cause.reason, MOST_READ)
         latest, file = self._states.answers.latest, quote(self._states.file, MOST_NAME)
         lines = (
             EventLine(event, quote(line.text, MOST_TEXT), file, line.number, line.process, at, quote(frame, MOST_NAME))
@@ -63,7 +64,7 @@ class EndJudge:
             lines=tuple(lines),
             phase=phase if state == "starting" else "",
             done=done if state == "starting" else None,
-            context=LogContext(platform=run.config.platform, phase="" if run.startup.stage is None else phase),
+            context=LogContext("", run.config.platform, "" if run.startup.stage is None else phase, (), error),
             failed=latest.count("5xx"),
             answered=len(latest),
             refused=latest.count("4xx"),
@@ -98,6 +99,8 @@ class EndJudge:
         if announced is not None and (not startup.is_ready or (announced.in_step and served == states.served)):
             pending = [announced, *pending]
         elif startup.is_ready and not any(error.in_step for error in pending):
+            if run.is_dead and not states.starts and not startup.has_ended:  # the log begins with a worker's death
+                states.die(self._at)
             return
         elif not pending and not run.root_cause.has_reason and cut_short is not None:
             pending = [cut_short]

@@ -28,7 +28,8 @@ _LIBRARY_WARNS = "NCCL WARN ", "CCL_ERROR|"
 
 def shows_request(line: ParsedLine) -> bool:
     """Return True if a line is one that a server writes while it handles a client's request."""
-    return is_of_request(line.text) or (line.level == "ERROR" and bool(MARKS.logs_request.match(line.source)))
+    is_logged = line.level == "ERROR" and MARKS.logs_request.match(line.source)
+    return is_of_request(line.text) or bool(is_logged or MARKS.names_request.match(line.text))
 
 
 class LogClock:

@@ -90,6 +90,9 @@ class LineMeanings:
             self._server.last_text = self._server.last_text if self._server.run.is_interrupted else line.text
         elif line.source:
             self._server.run.ended_from_outside = False
+        if self._server.run.abort is not None and (said := MARKS.uncaught.match(line.text)):
+            aborted, _ = self._server.run.abort
+            aborted.text, aborted.number, aborted.cause = said["what"], line.number, aborted.text
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self._server.last_text = f"{line.text} ({line.source})" if line.source else line.text
         if self._server.run.phase == "starting" and MARKS.waits_for_lock.match(line.text):
@@ -163,7 +166,8 @@ class LineMeanings:
             if origin is LineOrigin.VLLM and serves:
                 self._server.load.wait_for_a_rank(at)
         aborts = bool(placed.event) and pattern.aborts and not self._server.run.was_stopped
-        if aborts:
+        first = self._server.run.abort
+        if aborts and (first is None or first[1] != self._server.served):
             self._server.run.abort = ErrorLine.of(line, at, pattern.name), self._server.served
         if origin is LineOrigin.VLLM:
             banners = self._server.next_start

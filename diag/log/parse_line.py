@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from diag.core.files import parse_json, read_ends
+from diag.log.marks import MARKS
 from diag.log.patterns import RAW
 
 MOST_CHARACTERS = 64 * 2**10
@@ -61,13 +62,6 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 PROGRESS_BAR = re.compile(
     r"(?P<what>.{3,120}?): +(?P<percent>\d{1,3})%(?:.{0,200}?\| *(?P<done>\d{1,12})/(?P<total>\d{1,12}) \[)?"
 )
-_GLUED = re.compile(
-    r"(.{3,120}?: +\d{1,3}%.{0,200}?\| *\d+/\d+ \[[^\]]{0,80}\])"
-    r"(\(\w[^()]{0,80} pid=\d+.*|(?:DEBUG|INFO|WARNING|ERROR) \d.*|(?:Memory access fault|HW Exception) by GPU node-.*)"
-)
-"""An unfinished progress bar, and the text of another process or of ROCm's runtime behind it on the same line."""
-_BEHIND_UVICORN = re.compile(r"[^%]{0,400}?\bINFO(?:\x1b\[\d{0,2}m)?: ")
-"""A line of uvicorn: a bar in it is a client's."""
 _GLOG = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _LAYOUT = ("pod", "service", "iso", "stream", "host", "short")
 _PLAIN = ("(", "INFO", " ", "Traceback", "ERROR", "WARNING", "DEBUG")
@@ -309,8 +303,8 @@ def _split_bars(text: str) -> list[str]:
     """Split a text from the redrawings of a bar behind it, and from another process's text behind a bar."""
     if "\r" in text or "\n" in text:
         return [line for part in re.split(r"[\r\n]+", text) if part for line in _split_bars(part)]
-    is_bar = "%" in text and not _BEHIND_UVICORN.match(text)
-    glued = _GLUED.match(text) if is_bar else None
+    is_bar = "%" in text and not MARKS.behind_uvicorn.match(text)
+    glued = MARKS.glued.match(text) if is_bar else None
     return list(glued.groups()) if glued else [text]
 
 

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from diag.core.files import parse_json
+from diag.log.marks import MARKS
 from diag.log.parse_line import COLLECTOR, ISO, Line
 
 NEARLY_ALL = 0.9
@@ -168,33 +169,10 @@ _LAYOUTS = tuple(map(re.compile, (r" {0,3}> ?", r"\t")))
 """Markdown's quotation, and a tab before each line."""
 FEWEST_BLANKS = 4
 """Blanks before nearly all lines that are the paste's, such as Markdown's for code."""
-_INSIDE = re.compile(
-    r"(?<=\S) +(?=(?:\([A-Za-z]\w{0,60} (?:rank=\d+ )?pid=\d{1,20}[^()]{0,80}\) ?){0,3}"
-    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\]"
-    r"|(?:INFO|WARNING|ERROR): +(?:[A-Z][a-z]+ing |Started |Application |Uvicorn |[\d.]{7,15}:\d+ - )"
-    r"|Traceback \(most recent call last\):|File \"[^\"]{1,300}\", line \d+, in ))"
-)
-"""The blank before the beginning of a line, where a form has joined the lines of a paste."""
-_NUMBERED = re.compile(r" {0,12}(?:[Ll]ine )?(\d{1,9})[:|\t-] ?")
-"""The number of a line, as `grep -n` with its context, an editor or an agent's tool writes it before the line."""
 _BLANK = re.compile(r"[>\s]*")
 _FENCE = re.compile(r"\s*(?:```|~~~)[\w.+-]{0,20}\s*$")
 _MARK = re.compile(r"[\x1b\\^\u241b]")
-_COLOUR = re.compile(
-    r"(?:\x1b|\\x1b|\\033|\\u001b|\\e|\^\[|\u241b)\[[0-9;?]{0,20}[A-Za-z]"
-    r"|\x1b[_\]][^\x07\x1b]{0,200}(?:\x07|\x1b\\)"  # Buildkite's times, a terminal's title
-)
-"""Colours, also as `cat -v`, JSON or an editor shows them; without a mark, a line has none."""
-_BARE_COLOUR = re.compile(r"\[(?:[01]|[39][0-7]|[0-9;]{3,12})m")
-"""Colours without the escape character, which a web page drops."""
-_RETURNS = re.compile(r"(?:\^M|\\r|\r)+$")
-"""Carriage returns at the end of a line, also written out."""
 _LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-_OWN = re.compile(
-    rf"\((?:[A-Za-z]\w{{0,60}}) (?:rank=\d+ )?pid=\d+[^()]{{0,80}}\)|{_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d "
-    r"|(?:INFO|WARNING|ERROR): {4,5}\S|Traceback \(most recent call last\):"
-)
-"""The beginning of a line that vLLM, uvicorn or Python wrote."""
 _PROCESS = re.compile(r"(?:\(\w[^()]{0,80} pid=\d{1,20}[^()]{0,80}\) ?){0,3}")
 _PREFIX = re.compile(rf"(?!\(|{_LEVEL}(?::| \d))\S.{{0,80}}?(?={_LEVEL} \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]+:\d+\])")
 """VLLM_LOGGING_PREFIX, between the name of the process and the level; behind uvicorn's level, a client wrote it."""
@@ -206,12 +184,6 @@ LONGEST_HEAD, FEWEST_HEADS, RAREST = 300, 3, 0.01
 _PIECE = re.compile(
     rf"(?P<iso>{ISO})|(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?)|(?P<digits> *\d+)|(?P<text>.)", re.DOTALL
 )
-_BEGINS = re.compile(
-    r"\s*\(?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|Traceback|File \"|[A-Za-z]\w{0,60} pid=\d|\d{4}-\d\d-\d\d)|\[|$"
-)
-"""Beginnings of a line that no terminal has wrapped."""
-_WHOLE = re.compile(r'(?:usage|rate): [\d.]{1,6}%$|" \d{3} [A-Z][\w ]{1,40}$')
-"""Ends of stats lines, which often have one width, and of lines of the access log."""
 
 
 def as_logged(lines: Sequence[Line]) -> list[Line]:
@@ -260,9 +232,9 @@ def _once(lines: list[Line]) -> list[Line]:
 
 def _separated(lines: list[Line]) -> list[Line]:
     """Return the lines of a paste that has lost its line feeds: no line of a log but its first begins as one."""
-    if sum(bool(_OWN.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
+    if sum(bool(MARKS.own_line.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
         return lines
-    parted = ((line, _INSIDE.split(line.text)) for line in lines)
+    parted = ((line, MARKS.inside.split(line.text)) for line in lines)
     return [
         Line(line.number, text)
         for line, parts in parted
@@ -272,7 +244,7 @@ def _separated(lines: list[Line]) -> list[Line]:
 
 def _unnumbered(lines: list[Line]) -> list[Line]:
     """Return the lines without their numbers, if nearly all have one and each number is larger than the one before."""
-    matches = [_NUMBERED.match(line.text[:LONGEST_HEAD]) for line in lines]
+    matches = [MARKS.numbered.match(line.text[:LONGEST_HEAD]) for line in lines]
     numbers = [int(match[1]) for match in matches if match]
     written = sum(not _BLANK.fullmatch(line.text) for line in lines)
     steps = sum(after > before for before, after in pairwise(numbers))
@@ -282,9 +254,9 @@ def _unnumbered(lines: list[Line]) -> list[Line]:
 
 
 def _without_colours(text: str) -> str:
-    text = _COLOUR.sub("", text) if _MARK.search(text) else text
-    text = _BARE_COLOUR.sub("", text) if "[" in text else text
-    return _RETURNS.sub("", text) if text.endswith(("\r", "^M", "\\r")) else text
+    text = MARKS.colour.sub("", text) if _MARK.search(text) else text
+    text = MARKS.bare_colour.sub("", text) if "[" in text else text
+    return MARKS.returns.sub("", text) if text.endswith(("\r", "^M", "\\r")) else text
 
 
 def _own_start(text: str) -> int:
@@ -302,7 +274,7 @@ def is_newest_first(times: Sequence[str], fewest: int = FEWEST_HEADS) -> bool:
 
 def _learnt_head(lines: Sequence[Line]) -> re.Pattern[str] | None:
     """Return the head that nearly all lines of vLLM's have before them, None if the parser of lines knows it."""
-    owns = [(line.text, match.start()) for line in lines if (match := _OWN.search(line.text[:LONGEST_HEAD]))]
+    owns = [(line.text, match.start()) for line in lines if (match := MARKS.own_line.search(line.text[:LONGEST_HEAD]))]
     if sum(text.startswith('{"') for text, _ in owns) > (1 - NEARLY_ALL) * len(owns):  # Docker's file, vLLM's JSON
         return None
     heads = [text[:start] for text, start in owns if start]
@@ -341,17 +313,17 @@ def _without(head: re.Pattern[str] | None, text: str) -> str:
 
 
 def _unwrapped(lines: Sequence[Line], head: re.Pattern[str] | None) -> list[Line]:
-    """Join lines that a terminal has wrapped: the longest ones all have the same width, and none is longer."""
+    """Join lines that a terminal has wrapped: the longest ones all have the same width; and frames that are broken."""
     widths = Counter(len(line.text) for line in lines)
     widest = max(widths, default=0)
-    if not NARROWEST <= widest <= WIDEST or widths[widest] < FEWEST_WRAPPED:
-        return list(lines)
+    is_wrapped = NARROWEST <= widest <= WIDEST and widths[widest] >= FEWEST_WRAPPED
     joined: list[Line] = []
     is_open = False
     for line in lines:
-        if is_open and not (_BEGINS.match(line.text) or (head and head.match(line.text))):
+        if is_open and not (MARKS.begins.match(line.text) or (head and head.match(line.text))):
             joined[-1] = joined[-1]._replace(text=joined[-1].text + line.text)
         else:
             joined.append(line)
-        is_open = len(line.text) == widest and not _WHOLE.search(line.text)
+        is_open = is_wrapped and len(line.text) == widest and not MARKS.whole.search(line.text)
+        is_open = is_open or ('File "' in line.text and bool(MARKS.torn.search(line.text)))
     return joined

@@ -60,9 +60,9 @@ class ServerStates:
         """Banners behind which the server still worked: a client may have imitated them."""
 
     @property
-    def reason_number(self) -> int:
-        """The number of the line that explains the last failure, 0 if unknown."""
-        return self.run.root_cause.number or self._crashed.number
+    def root_cause(self) -> RootCauseTracker:
+        """The root cause of the last failure."""
+        return self.run.root_cause if self.run.root_cause.reason else self._crashed
 
     @property
     def load_at(self) -> Callable[[float], list[Reading]]:

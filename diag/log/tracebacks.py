@@ -137,7 +137,7 @@ class _Traceback:
         if frame:
             self._note_place(frame)
         is_code = self.has_head and bool(self.frame) and not MARKS.exception.match(line.text)
-        if not line.text or line.text.startswith((" ", "\t", "-->")) or frame or is_code:
+        if not line.text or line.text.startswith((" ", "\t", "-->", "│")) or frame or is_code:
             self.is_entry = self.is_entry or bool(not self.frame and MARKS.entry.match(line.text))
             self.ends = self.ends or self.is_entry
             self.frame = line.text.strip() if line.text.strip(" ^~") else self.frame
@@ -264,7 +264,7 @@ class TracebackTracker:
                 self._open[key] = _Traceback(announced, bool(announced), has_head=line.level != RAW)
             return None
 
-        if traceback is None and MARKS.frame.match(line.text[:MOST_FRAME].lstrip()):  # the log begins within it
+        if traceback is None and MARKS.frame.match(line.text[:MOST_FRAME].lstrip(" \t│")):  # the log begins within it
             announced = self._announced.get(key, "")
             has_head = line.level != RAW
             traceback = self._open[key] = _Traceback(announced, bool(announced), has_head, is_torn=True)

@@ -17,6 +17,7 @@ from diag.exposition.scrapes import Reading, Target
 from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
 from diag.log.corroboration import RESOLUTION
 from diag.log.files import FIRST, LAST, read_logs
+from diag.log.marks import MARKS
 from diag.log.parse_line import LONGEST, Line, LineParser, first_time, split_redrawn
 from diag.log.paste import as_lines, as_logged
 from diag.log.server_log import ServerLog
@@ -28,27 +29,13 @@ FIRST_LINES, LAST_LINES = 50_000, 250_000
 _TEXT = re.compile(rb"[^\n]+")
 EVERY, KEPT = 10.0, 1_800.0
 """Seconds between two samples of a log, as between two stats lines, and before its end that are judged."""
-BEFORE, AFTER, FAR, OF_START, MOST_FAR, LONGEST_NEARBY = 60, 60, 3_000, 100_000, 60, 1_500
+BEFORE, AFTER, FAR, OF_START, MOST_FAR, LONGEST_NEARBY = 60, 60, 3_000, 100_000, 60, 4_000
 """Lines before and after the one that ended a server that belong to it, lines in which evidence of other programs is
 looked for, and those in which the server's choices are, kept lines of each, and characters of a line."""
-OF_OTHERS = re.compile(
-    r"Killed process|Xid \(|NVRM|amdgpu|segfault at|Caught signal|[NR]CCL WARN|HCCL|NIXL|LMCache|\[aiter\]|\[Error\]"
-    r"|UCX|\(raylet\)|gcs_|kubelet|slurmstepd|systemd\[|nvidia-container|NVSHMEM"
-)
-OF_CHOICES = re.compile(
-    r"[Bb]ackend|Initializing an? |non-default args|detected platform|loading took|weights took|NCCL version"
-    r"|Available KV cache memory|CUDA graph memory|Waiting for creating a placement|FlashInfer is not|fatal error: "
-    r"|Unknown vLLM environment|compute capability|Encoder cache will|>>> Call stack dump #|for XPU device"
-    r"|Compilation Successfully Completed"
-)
-"""Lines further off that are kept: of the kernel and of libraries, and vLLM's choices of kernels and options."""
 SAME_END = 600.0
 """Seconds between what another program logged and the end that it may have brought about."""
 MOST_ENDS, SKEW = 500, 120.0
 """Last lines whose times refute a zone, and seconds by which clocks may differ."""
-DATED = re.compile(r".{0,120}?\b(?P<year>20\d\d)-(?P<day>\d\d-\d\d)[ T]\d\d:\d\d:\d\d")
-YEARLESS = re.compile(r".{0,80}?\b(?:INFO|WARNING|ERROR) (\d\d-\d\d) \d\d:\d\d:\d\d \[?\w")
-"""The time of a library's line (LMCache, Ray), which has a year, and of vLLM's, which has none."""
 HALF_A_YEAR = timedelta(days=183)
 YEAR_IS_SURE = 30 * 86_400.0
 """Seconds between the last line and the moment at which the file was written, up to which the year is not in doubt."""
@@ -89,7 +76,7 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         origin = Origin("log", printable(text.name), every=EVERY, notes=notes)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
         ending = log.ending
-        near = nearby(lines, log.current.states.reason_number, its_zone, written)
+        near = nearby(lines, log.current.states.root_cause.number, its_zone, written)
         texts, numbers = "\n".join(line.text for line in near), tuple(line.number for line in near)
         context = ending.context._replace(nearby=texts, numbers=numbers)
         endings = {text.name: ending._replace(context=context, is_timed=is_timed)}
@@ -103,8 +90,8 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
 def _year_end(lines: Sequence[Line], written: float) -> float:
     """Return the moment at which a log was written, or half a year after the day whose year a library's line tells."""
     ends = [line.text[:LONGEST_NEARBY] for line in lines[-MOST_UNTIMED:]]
-    days = {vllm[1] for vllm in map(YEARLESS.match, ends) if vllm}
-    dated = next((day for day in map(DATED.match, reversed(ends)) if day and day["day"] in days), None)
+    days = {vllm[1] for vllm in map(MARKS.yearless.match, ends) if vllm}
+    dated = next((day for day in map(MARKS.dated.match, reversed(ends)) if day and day["day"] in days), None)
     try:
         day = datetime.fromisoformat(f"{dated['year']}-{dated['day']}") if dated else None
     except ValueError:
@@ -252,13 +239,13 @@ def nearby(lines: Sequence[Line], number: int, zone: tzinfo | None, written: flo
     ended = next(filter(None, (time(line.text) for line in reversed(lines[first : at + 1]))), None)
 
     def is_of_this_end(line: Line) -> bool:
-        if ended is None or not OF_OTHERS.search(line.text[:LONGEST_NEARBY]):
+        if ended is None or not MARKS.of_others.search(line.text[:LONGEST_NEARBY]):
             return True
         logged = time(line.text[:LONGEST_NEARBY])
         return logged is None or abs(logged - ended) <= SAME_END
 
-    around = filter(is_of_this_end, [*kept(FAR, OF_OTHERS), *lines[first:last]])
-    return [line._replace(text=line.text[:LONGEST_NEARBY]) for line in (*kept(OF_START, OF_CHOICES), *around)]
+    around = filter(is_of_this_end, [*kept(FAR, MARKS.of_others), *lines[first:last]])
+    return [line._replace(text=line.text[:LONGEST_NEARBY]) for line in (*kept(OF_START, MARKS.of_choices), *around)]
 
 
 def _quiet(

@@ -2149,6 +2149,46 @@ def start(revision=None, seed=5):
         cmd.append("--enable-prefix-caching")
     subprocess.run(cmd)
 """
+ARMS_VALUES = """image: {repository: vllm/vllm-openai, tag: v0.25.1, command: [vllm, serve, org/m, --dtype, half]}
+live: {httpGet: {path: /health, port: 8000}, failureThreshold: 2}
+"""
+ARMS = """kind: Deployment
+metadata:
+  namespace: {{ include "c.namespace" . }}
+spec:
+  template:
+    spec:
+      {{- $fast := default dict .Values.fast }}
+      containers:
+      - name: vllm
+        image: "{{ .Values.image.repository }}{{ if contains "sha256:" .Values.image.tag }}@{{ else }}:{{ end }}{{ .Values.image.tag }}"
+        {{- if $fast.enabled }}
+        command: [vllm, serve, org/fast]
+        {{- else if .Values.image.command }}
+        command:
+          {{- toYaml .Values.image.command | nindent 10 }}
+        {{- end }}
+        livenessProbe:
+          {{- toYaml .Values.live | nindent 10 }}
+"""  # noqa: E501
+LOOPED = """app:
+  controllers:
+    vllm:
+      containers:
+        main:
+          image: {repository: org/vllm, tag: v1}
+          command: [bash, -c, 'exec vllm serve %s--config /c/c.yaml']
+  persistence: {c: {type: configMap, name: k}}
+config: [{key: model, value: org/m}, {key: seed, value: 3}]
+"""
+CAT = """IMAGE_FILE="${IMAGE_FILE:-${HERE}/vllm_image.txt}"
+IMAGE="$(cat "${IMAGE_FILE}" 2>/dev/null || true)"
+docker run --gpus all "$IMAGE" --model org/m --swap-space 4
+"""
+EXEC = """FROM vllm/vllm-openai:v0.25.1
+ENV M=org/m
+CMD ["--model", "${M}"]
+"""
 USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a flag that is off by default": ({"r.sh": 'E="${E:-0}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--swap-space 4); fi\nvllm serve org/m "${A[@]}"\n'}, ["vllm serve org/m --seed 1"], "only some branches of the script have --swap-space", [{"removed_flag"}]),  # noqa: E501
     "a flag that is on by default": ({"r.sh": 'E="${E:-1}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--dtype half); fi\nvllm serve org/m "${A[@]}"\n'}, ["--seed 1 --dtype half"], "have --dtype", [set()]),  # noqa: E501
@@ -2191,6 +2231,19 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a ConfigMap of another namespace": ({"v/d.yaml": MAPPED, "k.yaml": (MAP % "a").replace("{name", "{namespace: o, name")}, ["--model '$(M)'"], "the value of --model", [set()]),  # noqa: E501
     "a program within -c": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY . /v\nENTRYPOINT ["/bin/bash", "-c", "/v/run.sh; sleep 9"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "named values of a chart and a ConfigMap of its": ({**CHART, "templates/d.yaml": "{{/* (why: it\n is) */}}\n{{- if .Values.v.on }}\n{{- $v := .Values.v }}\n" + POD.replace("args: %s", 'command: [vllm, serve], args: ["$(M)", --seed, "{{ $v.seed }}"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]') + "{{- end }}\n", "templates/k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  m: {{ .Values.v.model }}\n", "values.yaml": "v: {on: false, seed: 7, model: org/m}\n"}, ["serve org/m --seed 7"], "", [set()]),  # noqa: E501
+    "arms of a condition that the values decide": ({"Chart.yaml": "name: c\n", "values.yaml": ARMS_VALUES, "templates/d.yaml": ARMS}, ["vllm/vllm-openai:v0.25.1 serve org/m --dtype half"], "", [{"probe_kills_the_start"}]),  # noqa: E501
+    "arms of a condition, the other way": ({"Chart.yaml": "name: c\n", "values.yaml": ARMS_VALUES + "fast: {enabled: true}\n", "templates/d.yaml": ARMS}, ["vllm/vllm-openai:v0.25.1 serve org/fast"], "", [{"probe_kills_the_start"}]),  # noqa: E501
+    "a --config file of a ConfigMap that a loop writes": ({"Chart.yaml": "name: c\n", "values.yaml": LOOPED % "", "templates/c.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  c.yaml: |\n{{ range .Values.config }}    {{ .key }}: {{ .value }}\n{{ end }}"}, ["vllm serve org/m --seed 3"], "", [set()]),  # noqa: E501
+    "a --config file beside a model of the command": ({"Chart.yaml": "name: c\n", "values.yaml": LOOPED % "org/n ", "templates/c.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  c.yaml: |\n{{ range .Values.config }}    {{ .key }}: {{ .value }}\n{{ end }}"}, ["vllm serve org/n --config /c/c.yaml"], "", [set()]),  # noqa: E501
+    "values of two dependencies": ({"values.yaml": "vllm: {extraArgs: [--served-model-name=a]}\nvllm-embeddings: {extraArgs: [--served-model-name=b, --max-model-len=64]}\nchat: {env: {M: x}}\n"}, ["vllm serve $MODEL --served-model-name=a", "vllm serve $MODEL --served-model-name=b --max-model-len=64"], "", [set(), set()]),  # noqa: E501
+    "`serve` for the entry point of the image, by values": ({"values.yaml": "vllm: {model: org/m}\nimage: {repository: vllm/vllm-openai, tag: v0.27.1}\nworkload: {main: {args: [serve, '{{ .Values.vllm.model }}', --max-model-len, '64']}}\n"}, ["vllm/vllm-openai:v0.27.1 serve org/m --max-model-len 64"], "", [{"entry_point_repeated"}]),  # noqa: E501
+    "an image whose name is in a file beside": ({"r.sh": CAT, "vllm_image.txt": "vllm/vllm-openai:v0.16.0\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "a secret in a file beside stays there": ({"r.sh": 'K="$(cat key.txt)"\nvllm serve org/m --seed 1 --served-model-name "$K"\n', "key.txt": "abcdefgh12345678\n"}, ["vllm serve org/m --seed 1 --served-model-name $K"], "", [set()]),  # noqa: E501
+    "switches of an operator": ({"m.yaml": "kind: VLLMRuntime\nspec: {model: {modelURL: org/m, enableLoRA: false}, vllmConfig: {enablePrefixCaching: false, maxNumSeqs: 4, v1: true}}\n---\nkind: VLLMRuntime\nspec: {model: {modelURL: org/n, enableLoRA: true}, vllmConfig: {seed: 0}}\n"}, ["vllm serve org/m --no-enable-prefix-caching --max-num-seqs 4", "vllm serve org/n --enable-lora --seed 0"], "", [set(), set()]),  # noqa: E501
+    "GPUs of a task by its own variable": ({"t.yaml": "resources: {accelerators: 'H100:2'}\nrun: vllm serve org/m -tp $SKYPILOT_NUM_GPUS_PER_NODE\n"}, ["vllm serve org/m -tp 2"], "", [set()]),  # noqa: E501
+    "a variable in the exec form": ({"Dockerfile": EXEC}, ["--model org/m"], "", [{"variable_in_the_exec_form"}]),
+    "a variable in the exec form of a service's image": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all}}\n", "Dockerfile": EXEC}, ["--model org/m"], "", [{"variable_in_the_exec_form"}]),  # noqa: E501
+    "the exec form that a service replaces": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all, command: [--model, org/n]}}\n", "Dockerfile": EXEC}, ["--model org/n"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -75,6 +75,59 @@ NATIVE = [
     f'  File "<unknown>", line 0, in {frame}'
     for frame in ("frob::dispatchMoeGemmSelect<cutlass::Sm90>", "_PyEval_EvalFrameDefault")
 ]
+SERVES = [
+    f"{API}INFO 11-20 10:00:00 [api_server.py:1000] vLLM API server version 0.20.0",
+    f"{API}INFO:     Application startup complete.",
+    f'{API}INFO:     10.0.0.1:5000 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+    f"{API}INFO 11-20 10:05:00 [loggers.py:259] Engine 000: Avg prompt throughput: 100.0 tokens/s, Avg generation"
+    " throughput: 100.0 tokens/s, Running: 4 reqs, Waiting: 0 reqs, GPU KV cache usage: 3.0%, Prefix cache hit rate: 0.0%",
+]
+CRASH = "Fatal Python error: Segmentation fault"
+CRASH_IN_DECODE = [
+    "",
+    "Current thread 0x00007f (most recent call first):",
+    '  File "/usr/lib/python3/site-packages/flashinfer/decode.py", line 514 in begin_forward',
+    '  File "/usr/lib/python3/site-packages/vllm/v1/worker/gpu_model_runner.py", line 149 in execute_model',
+]
+OTHER_THREAD = [
+    *CRASH_IN_DECODE[:1],
+    *CRASH_IN_DECODE[2:],
+    CRASH_IN_DECODE[1],
+    '  File "/usr/lib/python3/site-packages/frob/a.py", line 1 in f',
+]
+ASSERTED = (
+    "python3: /project/lib/Conversion/TritonGPUToLLVM/Utility.cpp:102: void lower(): Assertion `idx < size' failed."
+)
+UNCAUGHT = "terminate called after throwing an instance of 'c10::DistBackendError'"
+WATCHDOG = (
+    "[PG ID 2 PG GUID 3 Rank 1] Process group watchdog thread terminated with exception: [Rank 1] Watchdog caught"
+    " collective operation timeout: WorkNCCL(SeqNum=4423, OpType=ALLREDUCE, NumelIn=4096, NumelOut=4096,"
+    " Timeout(ms)=600000) ran for 600029 milliseconds before timing out."
+)
+NIXL_ERROR = [
+    f"(Worker_DP0_EP0 pid=70) ERROR 11-20 10:06:00 [nixl_connector.py:815] {line}"
+    for line in (
+        "Traceback (most recent call last):",
+        '  File "/usr/lib/python3/site-packages/vllm/nixl_connector.py", line 4, in _nixl_handshake',
+        "    raise RuntimeError(",
+        "RuntimeError: Remote NIXL agent engine ID mismatch. Expected 7f3c-dp0,received 91aa-dp0.",
+    )
+]
+BROKEN_FRAME = [
+    "(VllmWorker rank=0 pid=20455) ERROR 07-08 15:41:43 [multiproc_executor.py:487]   File"
+    ' "/usr/lib/python3/site-packages/vllm/model_executor/models/deepseek_v2.py", l',
+    "ine 743, in __init__",
+    "(VllmWorker rank=0 pid=20455) ERROR 07-08 15:41:43 [multiproc_executor.py:487]     assert isinstance(layer,"
+    " DeepseekV2DecoderLayer)",
+]
+BOX = [
+    "╭──────────────────── Traceback (most recent call last) ─────────────────────╮",
+    "│ /usr/lib/python3/site-packages/vllm/entrypoints/cli/main.py:54 in main     │",
+    "│ ❱ 54 │   args.dispatch_function(args)                                      │",
+    "╰────────────────────────────────────────────────────────────────────────────╯",
+    "ValueError: User-specified max_model_len (131072) is greater than the derived max_model_len"
+    " (max_position_embeddings=32768 or model_max_length=None in model's config.json).",
+]
 HARMONY = "openai_harmony.HarmonyError: invalid tiktoken vocab file: could not split on ' ' at line 1"
 NEURON = "(EngineCore_DP0 pid=70) WARNING:vllm_neuron.worker.model_runner:Structured outputs are not supported with on-device sampling."
 GRAMMAR = ENGINE.format(
@@ -156,6 +209,26 @@ def told(folder: Path, lines: list[str]) -> str:
         ([RAISED, STEP_OF.format("/workspace/vllm-0.9.1/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "Upgrade vLLM (", "a fork"),
         ([RAISED, STEP_OF.format("/vllm-workspace/vllm/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "the plugin's newest release", "a fork"),
         (["Per-position acceptance rate of the draft: 0.8", RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "Start without --speculative-config; start", "--enable-lora"),
+        # a native crash ends the log of a server at work; work behind it shows that another process crashed
+        ([*SERVES, CRASH], "CRITICAL engine_dead", "Read the first frames"),
+        ([*SERVES, CRASH, *CRASH_IN_DECODE], "--attention-backend TRITON_ATTN", "Read the first frames"),
+        ([*SERVES, CRASH, *OTHER_THREAD], "Read the first frames", "--attention-backend TRITON_ATTN"),
+        ([*SERVES, CRASH, *SERVES[-2:], *SERVES[-2:]], "NO FAILURE FOUND", "engine_dead"),
+        ([*SERVES, "corrupted size vs. prev_size"], "corrupted the process's memory", "NO FAILURE FOUND"),
+        ([*SERVES, ASSERTED, "Fatal Python error: Aborted"], "Triton's compiler stopped", "a signal"),
+        ([*SERVES, UNCAUGHT, f"  what():  {WATCHDOG}"], "engine_device_fault", "Act on the"),
+        ([*SERVES, UNCAUGHT, "  what():  The frob is not there"], "The frob is not there (", "NO FAILURE FOUND"),
+        ([*SERVES, UNCAUGHT.partition(" after")[0] + " without an active exception"], "A thread of native code", "every request fails"),
+        ([WORKER.format("multiproc_executor.py:146", "Worker proc VllmWorker-1 died unexpectedly, shutting down executor."), SERVES[-1]], "CRITICAL engine_dead", "no incident fits"),
+        # a request's error alone is told, with its number, and no failed start
+        (["ValueError: 'max_tokens' or 'max_completion_tokens' is too large: 32000. This model's maximum context length is 32768 tokens and your request has 1500 input tokens."], "names a cause, but no state", "startup_failed"),
+        (["ValueError: 'max_model_len' is too large: 32000."], "startup_failed", "no state"),
+        ([*SERVES, *NIXL_ERROR], "an error of its log: RuntimeError: Remote NIXL", "CRITICAL"),
+        # a frame broken within it, and a traceback in a box
+        (BROKEN_FRAME, "takes every layer of a DeepSeek model", "no state"),
+        (BOX, "Start with --max-model-len 32768", "no state"),
+        # the end of a long line decides too
+        ([f"{API}RuntimeError: {'the frob is odd, ' * 30}No supported CUDA architectures found for major versions [10]."], "major", "raised"),
         # a log that names a cause and no state is headed by the cause
         (["# ModuleNotFoundError: No module named 'soundfile'"], "names a cause, but no state of a server", "shows no state"),
         (["# The widget of rank 3 does not turn"], "shows no state", "names a cause"),

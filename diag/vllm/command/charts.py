@@ -11,7 +11,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import read_bytes, read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
 from diag.vllm.command.container import Container, inner, read_pod
-from diag.vllm.command.shell import BLOCK, COMMENT, folded
+from diag.vllm.command.shell import BLOCK, COMMENT, CONDITION, folded
 from diag.vllm.flags.registry import known, release
 
 _EXPRESSION, _HOLE, _LOOP, _TAG, _TEST = (
@@ -65,7 +65,8 @@ def filled(text: str, file: Path) -> str:
         text = written.sub(instead, text)
     for name, path in dict(_NAMED_VALUES.findall(text)).items():
         text = re.sub(rf"\${name}(?=[.\s)])(?!\s*:?=)", lambda _, path=path: path, text)  # type: ignore[misc]
-    text = _unrolled(text, values)
+    text = _unrolled(_NAMED_VALUES.sub("", text), values)
+    text = CONDITION.sub(lambda condition: _decided(condition, values), text)
     for _ in range(3):  # values may name others
         text = _HOLE.sub(lambda hole: _value(hole, values), text)
     lines, opened = list[str](), list[bool | None]()  # None: a condition that is not known, or whose way was taken
@@ -119,7 +120,7 @@ def _unrolled(text: str, values: Mapping[str, Any]) -> str:
         loop = _LOOP.search(text, at)
         if not loop:
             break
-        items, at, depth = _looked_up(loop["path"], values), loop.end(), 1
+        items, at, depth = looked_up(loop["path"], values), loop.end(), 1
         tags = ((depth := depth + (-1 if tag["ends"] else 1), tag) for tag in _TAG.finditer(text, at))
         end = next((tag for level, tag in tags if not level), None)
         is_list = isinstance(items, list) and all(isinstance(item, str | int | float | dict) for item in items)
@@ -178,7 +179,7 @@ def _indented(body: str, place: re.Match[str]) -> str:
 
 def _holds(test: re.Match[str], values: Mapping[str, Any]) -> bool | None:
     """Return True if a condition holds; None for one that the values do not decide, and for what changes the names."""
-    rest = _EMPTY.sub(lambda name: name[1] if _looked_up(name[1], values) else "''", test["rest"])
+    rest = _EMPTY.sub(lambda name: name[1] if looked_up(name[1], values) else "''", test["rest"])
     rest = _COMPARED.sub(r"(eq \1 \2)", rest.replace("| length > 0", ""))
     tokens = ["(", *_TOKEN.findall(rest), ")"]
     try:
@@ -188,29 +189,43 @@ def _holds(test: re.Match[str], values: Mapping[str, Any]) -> bool | None:
     return None if tokens or (value and test["word"] not in ("if", "elif")) else bool(value)
 
 
+def _decided(condition: re.Match[str], values: Mapping[str, Any]) -> str:
+    """Return the arm of a condition within a line that the values decide; the condition if they do not."""
+    test, tag = _TEST.match(condition[0]), _EXPRESSION.match(condition["other"] or "")
+    holds = _holds(test, values) if test else None
+    if holds is None or (tag and re.search(r"if\b", tag[0])):
+        return condition[0]
+    return condition["then"] if holds else (condition["other"] or "")[tag.end() if tag else 0 :]
+
+
 def _operand(tokens: list[str], values: Mapping[str, Any]) -> Any:
     """Take an operand of a condition from its words; LookupError if the values do not show it."""
     token = tokens.pop(0)
     if token == "(":
         parts: list[Any] = []
-        name = tokens.pop(0) if tokens[0] in ("and", "eq", "ne", "not", "or") else ""
+        name = tokens.pop(0) if tokens[0] in ("and", "contains", "eq", "ne", "not", "or") else ""
         while tokens[0] != ")":
             parts.append(_operand(tokens, values))
         tokens.pop(0)
-        able = {"and": all(parts), "or": any(parts), "not": not any(parts)}
+        able = {
+            "and": all(parts),
+            "or": any(parts),
+            "not": not any(parts),
+            "contains": str(parts[:1]) in str(parts[1:]),
+        }
         same = all(str(part) == str(parts[0]) for part in parts)
         if not parts or (not name and len(parts) > 1):
             raise LookupError
         return able.get(name, same is (name == "eq")) if name else parts[0]
     if token[0] in "\"'":
         return token[1:-1]
-    value = _looked_up(token, values)
+    value = looked_up(token, values)
     if value is None and not token.lstrip("$").startswith(".Values."):
         raise LookupError
     return value  # a key that values.yaml lacks is none
 
 
-def _looked_up(path: str, values: Any) -> Any:
+def looked_up(path: str, values: Any) -> Any:
     """Return the value of a path such as .Values.image.tag; None if there is none."""
     for key in path.strip("$.").split("."):
         if isinstance(values, list):
@@ -222,10 +237,10 @@ def _looked_up(path: str, values: Any) -> Any:
 
 def _value(hole: re.Match[str], values: Mapping[str, Any]) -> str:
     """Return the text of an expression, unchanged if the values do not show it."""
-    value, filters = _looked_up(hole["path"], values), [part.strip() for part in hole["filters"].split("|")]
+    value, filters = looked_up(hole["path"], values), [part.strip() for part in hole["filters"].split("|")]
     for part in filters:
         if instead := re.fullmatch(r"default[ (]\s*(?:[\"']([^\"']*)[\"']|([$.]*[\w.]+))\s*\)?", part):
-            other = instead[1] if instead[2] is None else _looked_up(instead[2], values) or instead[2]
+            other = instead[1] if instead[2] is None else looked_up(instead[2], values) or instead[2]
             value = value or (None if str(other)[:1] in ".$" or other == "omit" else other)
         elif written := re.fullmatch(r"printf \"([^\"%]*%[sdv][^\"%]*)\"", part):
             value = None if value is None else re.sub("%[sdv]", lambda _: str(value), written[1])  # noqa: B023
@@ -288,7 +303,9 @@ def engines(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
             if made:
                 yield from made
                 return
-    yield from _engine(values, version)
+    apart = [(str(key), child) for key, child in values.items() if "vllm" in str(key) and isinstance(child, dict)]
+    servers = [one for key, child in apart for one in _engine({key: child, "name": key}, version, least=1)]
+    yield from servers if len(servers) > 1 else _engine(values, version)
 
 
 def is_published(values: Mapping[str, Any], words: Sequence[str] = ()) -> bool:
@@ -297,11 +314,14 @@ def is_published(values: Mapping[str, Any], words: Sequence[str] = ()) -> bool:
     return kind in ("LoadBalancer", "NodePort") and "key" not in str(words).lower()
 
 
-def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
+def _engine(values: Mapping[str, Any], version: str, least: int = 2) -> Iterator[Engine]:
     found = _Found()
     _walk(values, "", found, 0)
     models = sorted(found.models, key=lambda name: "/" not in name)  # an alias stands beside the model
-    listed = found.words
+    listed = [_HOLE.sub(lambda hole: _value(hole, {"Values": values}), word) for word in found.words]
+    is_repeated = listed[:1] == ["serve"] and len(listed) > 1
+    if is_repeated:  # to the entry point of the image
+        listed = ["--model", *listed[1:]]
     place = next((at for at, word in enumerate(listed) if re.match("--model(=|$)", word)), None)
     if place is not None:  # the templates know whether it is a word of `vllm serve`, or an option of the entry point
         is_joined = "=" in listed[place]
@@ -316,7 +336,7 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     )
     count = len(found.flags) + len(flags)
     other = next((values[key] for key in ("backend", "engine", "runtime") if isinstance(values.get(key), str)), "")
-    if not is_vllm or _OTHER.search(other) or count + bool(models) < 2 - ("vllm" in found.image and bool(models)):
+    if not is_vllm or _OTHER.search(other) or count + bool(models) < least - ("vllm" in found.image and bool(models)):
         return
     model = {"model": models[0] if models else "$MODEL"}
     tag = re.search(r":v?(\d+\.\d+\.\d+)", found.image)
@@ -326,7 +346,12 @@ def _engine(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
             del found.flags[key]
     pod = read_pod({}, found.pod, (), is_whole=False)
     is_public = is_published(values) and not found.has_key
-    line = (*command_line({**model, **found.flags}, version), *listed, *["$VALUES"] * found.is_open)
+    line = (
+        *["serve"] * is_repeated,
+        *command_line({**model, **found.flags}, version),
+        *listed,
+        *["$VALUES"] * found.is_open,
+    )
     pod = pod._replace(shared_memory=None, is_public=is_public)
     yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))
 

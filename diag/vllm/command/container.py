@@ -52,9 +52,10 @@ class Container(NamedTuple):
     `is_served` is True for a pod of a Deployment with ports or behind a Service, `is_public` if a LoadBalancer, a
     NodePort, the `network` of its host or a port published beyond it leads to it and the text shows no key;
     `is_linked` if a Service named vllm sets VLLM_PORT in the pod. `discarded` are ports published in vain, beside the
-    host's network, `baked` secrets that a Dockerfile leaves in its image, `build` names an image that the command does
-    not. `fleeting` are volumes that end with the pod (emptyDir), `cpus` is its limit of cores. `metrics` are the names
-    that an autoscaler of the same text reads, `product` has words that may name the GPUs.
+    host's network, `baked` secrets that a Dockerfile leaves in its image, `literal` variables that nothing expands
+    in it, `build` names an image that the command does not. `fleeting` are volumes that end with the pod
+    (emptyDir), `cpus` is its limit of cores. `metrics` are the names that an autoscaler of the same text reads,
+    `product` has words that may name the GPUs.
     """
 
     kind: str = "container"
@@ -77,6 +78,7 @@ class Container(NamedTuple):
     network: str = ""
     discarded: tuple[str, ...] = ()
     baked: tuple[str, ...] = ()
+    literal: tuple[str, ...] = ()
     build: str = ""
     fleeting: tuple[str, ...] = ()
     cpus: float | None = None

@@ -17,6 +17,8 @@ from diag.vllm.command.shell import default
 
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(:-[^{}]*)?\})", re.ASCII)
+_ONE_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+_SHELL = re.compile(r"(?:\S*/)?(?:ba|da|z|k)?sh|\S+\.(?:sh|py)|envsubst")
 _INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
 _SECRET = re.compile(NOTATIONS["patterns"]["writings_secret"])
 STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
@@ -31,7 +33,8 @@ _OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \
 _LONGEST = 2**15
 BUILT = ("built",)
 """The key, which no YAML has, of a service's Dockerfile and the secrets that it leaves in the image."""
-_LONGEST_SCRIPT = 2**16
+_LONGEST_SCRIPT, _LONGEST_NAME = 2**16, 2**9
+_CAT, _IMAGE = re.compile(NOTATIONS["patterns"]["dockerfile_cat"]), re.compile(r"[\w.:/@-]*vllm[\w.:/@-]*")
 
 
 class BuildStage(NamedTuple):
@@ -52,6 +55,13 @@ class BuildStage(NamedTuple):
         if self.entrypoint is None and "vllm-openai" in self.image:
             return ("", *self.command)
         return (*(self.entrypoint or ()), *self.command)
+
+    @property
+    def literal(self) -> tuple[str, ...]:
+        """The stage's variables in words that no shell expands: the program gets the names."""
+        words = () if any(map(_SHELL.fullmatch, self.program)) else self.program
+        names = (_ONE_REFERENCE.search(word) for word in words)
+        return tuple(name[0] for name in names if name and (name[1] or name[2]) in self.environment)
 
 
 def is_dockerfile(text: str) -> bool:
@@ -121,7 +131,18 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def with_scripts(text: str, file: Path) -> str:
-    """Write the scripts beside a Dockerfile or a Compose file, or in it, where its containers start them."""
+    """Write the scripts beside a Dockerfile or a Compose file, or in it, where its containers start them.
+
+    $(cat FILE) becomes the name of vLLM's image in that file.
+    """
+
+    def content(cat: re.Match[str]) -> str:
+        assigned = re.search(rf"(?m)^[ \t]*{cat['name']}=(.*)$", text) if cat["name"] else None
+        named = re.search(r"([\w-][\w.-]*\.\w+)[\"'}\s]*$", assigned[1] if assigned else cat["path"] or "")
+        line = _text(file.with_name(named[1]), _LONGEST_NAME).strip() if named else ""
+        return line if _IMAGE.fullmatch(line) else cat[0]
+
+    text = _CAT.sub(content, text)
     for start, (script, _) in _scripts(text, file).items():
         text = text.replace(start, f'["bash", "-c", {json.dumps(script)}, "--"')
     return text
@@ -205,7 +226,8 @@ def _built(service: Mapping[str, Any], file: Path) -> Mapping[Any, Any]:
     pairs = [f"{name}={value}" for name, value in own.items()] if isinstance(own, dict) else _list(own)
     names = {str(pair).partition("=")[0] for pair in pairs}
     pairs = [*(f"{name}={value}" for name, value in stage.environment.items() if name not in names), *pairs]
-    node: dict[Any, Any] = {**service, "environment": pairs, BUILT: (content, stage.baked)}
+    literal = () if {"entrypoint", "command"} & service.keys() else stage.literal
+    node: dict[Any, Any] = {**service, "environment": pairs, BUILT: (content, stage.baked, literal)}
     if stage.entrypoint is not None and "entrypoint" not in service:
         node["entrypoint"] = [*stage.entrypoint]
     if stage.command and not {"entrypoint", "command"} & service.keys():

@@ -48,7 +48,8 @@ _LONG = 3
 _READY = re.compile(r"readinessProbe|(?:include|template) \"[\w.-]*[pP]robe")
 _LONGEST_BESIDE = 2**18
 _NAMING = re.compile(
-    r"(?m)\b(?:envFrom|configMapKeyRef|configMap|runtime|containers):|^kind: (?:ConfigMap|\w*ServingRuntime)"
+    r"(?m)\b(?:envFrom|configMapKeyRef|configMap|runtime|containers):"
+    r"|type: configMap|^kind: (?:ConfigMap|\w*ServingRuntime)"
 )
 """What may name an object of another file, or be named by one."""
 _NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
@@ -61,7 +62,7 @@ _KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
 _OF_KSERVE = frozenset[str](NOTATIONS["kserve_own"])
 
 
-_SNAKE = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_OPERATORS: Sequence[Mapping[str, Any]] = NOTATIONS["operators"]
 _NAMES: Mapping[str, Callable[[str], object]] = {
     "image": re.compile(r"(?:\w+_)?image_?(?:uri|url|name)", re.IGNORECASE).fullmatch,
     "args": re.compile(
@@ -118,7 +119,9 @@ def beside(file: Path, text: str) -> list[Any]:
     documents: list[Any] = []
     if not _NAMING.search(text):
         return documents
-    for other in islice(sorted(file.absolute().parent.glob("*.y*ml")), _MOST_DOCUMENTS):
+    folder = file.absolute().parent
+    files = (folder / "templates" if charts.chart_of(file) else folder).glob("*.y*ml")
+    for other in islice(sorted(files), _MOST_DOCUMENTS):
         with suppress(OSError):
             documents += _objects(other, other.stat().st_mtime_ns) if other.name != file.name else []
     able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
@@ -320,14 +323,14 @@ class _Reader(NamedTuple):
         if is_part and re.match(r"\W*--\w", str(document.get("command"))):
             document = {"services": {"": document}}  # a part of a Compose file
         named = str(inner(document, "metadata").get("name") or "")
-        for form, read in _FORMS.items():
-            if form == kind or (form in document and not kind):
-                yield from (writing._replace(place=writing.place or named) for writing in read(document, self.version))
+        for form in _OPERATORS:
+            if form.get("kind", "") == kind and charts.looked_up(form.get("key", "spec"), document) is not None:
+                yield from (one._replace(place=one.place or named) for one in _operator(form, document, self.version))
                 return
-        if kind == "InferenceService" and "modelRef" in spec:
-            yield from (writing._replace(place=named) for writing in _llmkube(spec, self.version))
-        elif kind == "InferenceService":
+        if kind == "InferenceService":
             yield from self.inference_service(inner(spec, "predictor"))
+        elif kind == "BackendRuntime":
+            yield from self.llmaz(spec, named)
         elif kind == "LLMInferenceService":
             yield from self.llm_inference_service(document)
         elif "serveConfigV2" in spec or "applications" in document:
@@ -338,8 +341,6 @@ class _Reader(NamedTuple):
         elif embedded := _embedded(document, kind):
             for child in embedded:
                 yield from self.document(child)
-        elif "vllm_config" in inner(document, "backend"):
-            yield from _recipe(document, self.version)
         elif "modelArtifacts" in document:
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
@@ -363,9 +364,19 @@ class _Reader(NamedTuple):
                 yield writing
             if not kind and not is_read:
                 for one in charts.engines(document, self.version):
-                    _, environment = _variables({"env": one.environment})
-                    command = serve(_referenced(one.words, environment), environment, one.image)
+                    options, environment = _variables({"env": one.environment})
+                    words = _referenced(one.words, environment)
+                    command = serve(words[words[0] == "serve" :], environment, one.image)
+                    if words[0] == "serve" and "vllm-openai" in one.image:
+                        command = shlex.join(["docker", "run", *options, one.image, *words])
                     yield Writing(name, command, one.container, place=one.name)
+
+    def llmaz(self, spec: Mapping[str, Any], named: str) -> Iterator[Writing]:
+        """Yield the server of each recommended configuration of a BackendRuntime, whose flavors give the GPUs."""
+        image = f"{spec.get('image')}:{spec['version']}" if spec.get("version") else spec.get("image")
+        for setup in items(spec, "recommendedConfigs"):
+            node = {**spec, "image": image, "args": setup.get("args"), "name": setup.get("name") or named}
+            yield from self.container(node, "a BackendRuntime", {}, is_pod=True, is_whole=False)
 
     def nested(self, node: Any, under: str, name: str, spec: Mapping[str, Any]) -> Iterator[Writing]:
         """Yield the containers under a node: `under` is its key, `spec` the pod's spec around it."""
@@ -450,8 +461,8 @@ class _Reader(NamedTuple):
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             build = "" if is_named or "build" in node else vllm_image
             is_public = charts.is_published(node, words) or bool(around and around.is_public)
-            dockerfile, baked = dict[Any, Any](node).get(BUILT, ("", ()))
-            around = around and around._replace(build=build, is_public=is_public, baked=baked)
+            dockerfile, baked, literal = dict[Any, Any](node).get(BUILT, ("", (), ()))
+            around = around and around._replace(build=build, is_public=is_public, baked=baked, literal=literal)
             yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
 
     # -- KServe
@@ -585,140 +596,55 @@ class _Reader(NamedTuple):
 # -- other operators and services
 
 
-def _kubeai(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
-    """Yield the server of a KubeAI Model: its profile has as many GPUs as its number says."""
-    spec = inner(document, "spec")
-    if str(spec.get("engine") or "VLLM") != "VLLM" or "url" not in spec:
-        return
-    _, environment = _variables(spec)
-    model = re.sub(r"[?#].*", "", _fetched(spec.get("url"), "/model"))
-    named, words = _from_kserve(split(spec.get("args")), {}, frozenset())
-    command = serve([named or model, *words], environment, spec.get("image"))  # its own --model= comes first
-    named_profile, _, count = str(spec.get("resourceProfile") or "").rpartition(":")
-    profile = "gpu" in str(spec.get("resourceProfile")) and count.isdigit()
-    around = Container("pod", shared_memory=None, gpus=int(count[:4]) if profile else None, is_whole=False)
-    around = around._replace(product=named_profile.removeprefix("nvidia-gpu-"))
-    yield Writing("a KubeAI Model", command, around._replace(gpus_by="resourceProfile", is_pod=True))
+def _operator(form: Mapping[str, Any], document: Mapping[str, Any], version: str) -> Iterator[Writing]:
+    """Yield the servers of an operator or a service; `form` has the paths of what it says about them."""
+    paths, listed = form["paths"], charts.looked_up(form.get("each", "-"), document)
+    roles = listed if isinstance(listed, dict) else dict(enumerate(_listed(listed))) if "each" in form else {"": None}
+    for role, item in roles.items():
+        whole = {**document, "item": item}
+        able = {key: [charts.looked_up(path.replace("ROLE", str(role)), whole) for path in paths[key]] for key in paths}
+        part = {key: next((value for value in values if value is not None), None) for key, values in able.items()}
+        is_other = str(part.get("engine") or form.get("engine")) != str(form.get("engine"))
+        if is_other or part.get("model", part.get("script")) is None:
+            continue
+        _, environment = _variables({"env": part.get("env")})
+        place = str(part.get("place") or (role if isinstance(role, str) else ""))
+        read = _script if "script" in paths else _server
+        yield read(form, part, environment, version)._replace(place=place)
 
 
-def _vllm_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
-    """Yield the server of the production stack's operator."""
-    spec = inner(document, "spec")
-    model, settings = inner(spec, "model"), dict(inner(spec, "vllmConfig"))
-    extra = split(settings.pop("extraArgs", None))
-    _, environment = _variables({"env": settings.pop("env", None) or spec.get("env")})
-    if not model.get("modelURL"):
-        return
-    settings.pop("v1", None)
-    keys = {"maxModelLen": "max_model_len", "dtype": "dtype", "maxNumSeqs": "max_num_seqs"}
-    arguments = {"model": model.get("modelURL"), **{flag: model.get(key) for key, flag in keys.items()}, **settings}
-    arguments |= {"enable_lora": True} if model.get("enableLoRA") is True else {}
-    deployed = inner(spec, "deploymentConfig")
-    gpus = str(inner(deployed, "resources").get("gpu") or "")
-    around = Container("pod", shared_memory=None, gpus=int(gpus) if gpus.isdigit() else None, is_whole=False)
-    command = serve([*command_line(arguments, version), *extra], environment, inner(deployed, "image").get("name"))
-    yield Writing("a VLLMRuntime", command, around._replace(gpus_by="deploymentConfig", is_pod=True))
+def _script(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], _version: str) -> Writing:
+    """Return the script of a task, and the GPUs of its node."""
+    text = "\n".join(map(str, part["script"])) if isinstance(part["script"], list) else str(part["script"])
+    nodes = part["nodes"] if isinstance(part.get("nodes"), int) else 1
+    box = accelerators(part.get("gpus"), form["kind_of"], nodes)
+    box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)
+    exports = [f"{form['sets']}{name}={shlex.quote(value)}" for name, value in environment.items() if value]
+    exports += [f"{form['counted']}={box.gpus}"] if box.gpus and "counted" in form else []
+    box = box._replace(build=str(part.get("image") or "").removeprefix("docker:"))
+    return Writing(form["name"], "\n".join([*exports, text]), box)
 
 
-def _llmkube(spec: Mapping[str, Any], version: str) -> Iterator[Writing]:
-    """Yield the server of an InferenceService of LLMKube; modelRef is the source of its Model."""
-    if spec.get("runtime") != "vllm":
-        return
-    settings = {_SNAKE.sub("_", key).lower(): value for key, value in inner(spec, "vllmConfig").items()}
-    settings |= {"kv_cache_dtype": settings["kv_cache_custom_dtype"]} if "kv_cache_custom_dtype" in settings else {}
-    gpus = inner(spec, "resources").get("gpu")
-    sizes = {"tensor_parallel_size": gpus} if isinstance(gpus, int) and gpus > 1 else {}
-    flags = {key: value for key, value in settings.items() if flag(key) in known()}
-    words = [*command_line({"model": str(spec["modelRef"]), **sizes, **flags}, version), *split(spec.get("extraArgs"))]
-    around = Container("pod", shared_memory=None, is_pod=True, is_whole=False)
-    _, environment = _variables(spec)
-    yield Writing("an InferenceService of LLMKube", serve(words, environment, spec.get("image")), around)
-
-
-def _sky(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
-    """Yield the servers of a SkyPilot task or a dstack service: a script, and the GPUs of a node."""
-    script = document.get("run", document.get("commands"))
-    text = "\n".join(map(str, script)) if isinstance(script, list) else script
-    variables = document.get("envs", document.get("env"))
-    if not isinstance(text, str) or "vllm" not in text:
-        return
-    pairs = (
-        variables.items()
-        if isinstance(variables, dict)
-        else (str(pair).partition("=")[::2] for pair in (variables if isinstance(variables, list) else ()))
-    )
-    exports = [f"{key}={shlex.quote(str(value))}" for key, value in pairs if value]
-    number = document.get("num_nodes")
-    nodes = number if isinstance(number, int) else 1
-    asked = inner(document, "resources")
-    gpus = asked.get("accelerators", asked.get("gpu"))
-    name = "a SkyPilot task" if "run" in document else "a dstack service"
-    around = accelerators(gpus, name[2:], nodes) or Container(name[2:], shared_memory=None, is_whole=False, nodes=nodes)
-    around = around._replace(build=str(asked.get("image_id") or document.get("image") or "").removeprefix("docker:"))
-    exports += [f"SKYPILOT_NUM_GPUS_PER_NODE={around.gpus}"] if around.gpus else []
-    yield Writing(name, "\n".join([*exports, text]), around, place=str(document.get("name") or ""))
-
-
-def _model_booster(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
-    """Yield the workers of a Kthena ModelBooster, whose keys of `config` are flags."""
-    backend = inner(document, "spec", "backend")
-    for worker in items(backend, "workers"):
-        _, environment = _variables(backend)
-        served = _fetched(backend.get("modelURI"), "/model")
-        flags = {key: True if value == "" else value for key, value in inner(worker, "config").items()}
-        words = command_line({"model": served, **flags}, version)
-        around = read_pod({}, worker, (), is_whole=False)
-        around = around._replace(gpus=around.gpus if worker.get("pods", 1) == 1 else None)
-        place = str(worker.get("type") or "")
-        yield Writing("a ModelBooster", serve(words, environment, worker.get("image")), around, place=place)
-
-
-def _recipe(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
-    """Yield the workers of a recipe of srt-slurm, whose keys of `vllm_config` are flags."""
-    backend, model = inner(document, "backend"), inner(document, "model")
-    for role in backend["vllm_config"]:
-        variables = {str(key): str(value) for key, value in inner(backend, f"{role}_environment").items()}
-        settings = inner(backend, "vllm_config", role).items()
-        own = {key: value for key, value in settings if not str(key).startswith("dyn-")}  # without those of Dynamo
-        words = command_line({"model": model.get("path"), **own}, version)
-        around = Container("worker", shared_memory=None, is_whole=False)
-        yield Writing("a recipe of srt-slurm", serve(words, variables, model.get("container")), around, place=str(role))
-
-
-def _backend_runtime(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
-    """Yield the server of each recommended configuration of llmaz."""
-    spec = inner(document, "spec")
-    image = f"{spec.get('image')}:{spec.get('version')}" if spec.get("version") else str(spec.get("image"))
-    for configuration in items(spec, "recommendedConfigs"):
-        program, *words = [*split(spec.get("command")), *split(configuration.get("args"))] or [""]
-        if "vllm" in " ".join((image, program, *words)):
-            command = shlex.join(["docker", "run", "--entrypoint", program, image, *words])
-            around = read_pod(configuration, {**configuration, **spec}, (), is_whole=False)
-            around = around._replace(shared_memory=None, gpus=None)
-            yield Writing("a BackendRuntime", command, around, place=str(configuration.get("name") or ""))
-
-
-def _truss(document: Mapping[str, Any], version: str) -> Iterator[Writing]:
-    """Yield the server of a configuration of Baseten's Truss: a script, and the GPUs of its replica."""
-    script = str(inner(document, "docker_server").get("start_command") or "")
-    asked = inner(document, "resources").get("accelerator")
-    box = accelerators(asked, "replica") or Container("replica", shared_memory=None, is_whole=False)
-    pairs = _variables({"env": document.get("environment_variables")})[1]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in pairs.items()]
-    box = box._replace(build=str(inner(document, "base_image").get("image") or ""))
-    yield Writing("a Truss", "\n".join([*exports, script]), box, place=str(document.get("model_name") or ""))
-
-
-_FORMS: Mapping[str, Callable[[Mapping[str, Any], str], Iterator[Writing]]] = {
-    "Model": _kubeai,
-    "VLLMRuntime": _vllm_runtime,
-    "ModelBooster": _model_booster,
-    "BackendRuntime": _backend_runtime,
-    "run": _sky,
-    "commands": _sky,
-    "docker_server": _truss,
-}
-"""Readers by the kind of a document, or by a key at its top."""
+def _server(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], version: str) -> Writing:
+    """Return the server of an operator, whose keys are flags, and the GPUs that it gives."""
+    address, sizes = part["model"], {"tensor_parallel_size": part.get("tensor")}
+    model = _fetched(re.sub(r"[?#].*", "", str(address)), form["folder"]) if "folder" in form else str(address)
+    arguments: dict[str, Any] = {key: size for key, size in sizes.items() if isinstance(size, int) and size > 1}
+    left_out, renamed = re.compile(form.get("left_out", "-")), form.get("renamed", {})
+    for key, value in [*inner(part, "flags").items(), *inner(part, "more_flags").items()]:
+        name = renamed.get(key, key)
+        if not left_out.match(str(key)) and (flag(name) in known() or form.get("passes_all")):
+            arguments[name] = True if value == "" else None if value is False and key in renamed else value
+    named, words = _from_kserve(split(part.get("args")), {}, frozenset())  # its own --model= comes first
+    line = [*command_line({"model": named or model, **arguments}, version), *words]
+    box = Container(form["kind_of"], shared_memory=None, is_whole=False, is_pod=form["kind_of"] == "pod")
+    if isinstance(part.get("pod"), dict):
+        box = read_pod({}, part["pod"], (), is_whole=False)
+        box = box if part.get("pods") in (None, 1) else box._replace(gpus=None)
+    profile = re.fullmatch(r"(?:(?=.*gpu)(?:nvidia-gpu-)?(.*):)?(\d{1,4})", str(part.get("gpus") or ""))
+    if profile:
+        box = box._replace(gpus=int(profile[2]), product=profile[1] or "", gpus_by=form["by"])
+    return Writing(form["name"], serve(line, environment, part.get("image")), box)
 
 
 def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any], reader: _Reader) -> list[str]:
@@ -730,10 +656,18 @@ def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, A
     mounted = (mount for mount in items(node, "volumeMounts") if mount.get("mountPath") in (folder, named[1]))
     mounts = {mount.get("name") for mount in mounted}
     volumes = [inner(one, "configMap") for one in items(spec, "volumes") if one.get("name") in mounts]
-    texts = [text for one in volumes for key, text in reader.maps.get(one.get("name"), {}).items() if key == file]
+    named_maps = [reader.maps.get(one.get("name"), {}) for one in volumes]
+    if not items(spec, "volumes") and not items(node, "volumeMounts"):  # a chart mounts it
+        named_maps = [texts for texts in reader.maps.values() if file in texts]
+    texts = [text for one in named_maps for key, text in one.items() if key == file]
     with suppress(BadUsage):
         keys = next(iter(parse_yaml(str(texts[0]), file)), None) if texts else None
-        if not isinstance(keys, dict) or "model" in keys or not all(flag(str(key)) in known() for key in keys):
+        is_named = not re.search(r"\bserve\s+--config", line)  # the line has a model, or its options come first
+        if (
+            not isinstance(keys, dict)
+            or ("model" in keys and is_named)
+            or not all(flag(str(key)) in known() for key in keys)
+        ):
             return words
         rest = {key: value for key, value in keys.items() if flag(str(key)) not in line}  # the command line counts more
         flags = f" {shlex.join(command_line(rest, reader.version))}"

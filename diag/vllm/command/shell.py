@@ -24,7 +24,7 @@ _DEEPEST = 64
 """Blocks within each other that tell the way to a command: each command has a path."""
 BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
 _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
-_CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
+CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
 COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _FOLDED = re.compile(NOTATIONS["patterns"]["shell_folded"])
 _TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
@@ -210,7 +210,7 @@ def filled_templates(text: str) -> str:
         is_flag = is_left_out and re.match(r"\s*- [\"']?--", line)  # of a list in YAML
         joined = f"{unseen} \\" if unseen and unseen not in "".join(lines[-1:]) else "\\"
         left_out = f"{indent}{joined}" if is_joined else f"{indent}- {unseen}" if is_flag or is_list else ""
-        lines.append(left_out if block or is_left_out else _CONDITION.sub(_conditional, line))
+        lines.append(left_out if block or is_left_out else CONDITION.sub(_conditional, line))
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", folded("\n".join(lines)))
 
 

@@ -158,7 +158,7 @@ def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
                 "the Dockerfile has no ENTRYPOINT or CMD that starts vLLM: give the arguments of its container"
             )
         words = ["$ARGS"]  # of the container, for the image's own entry point
-    around = Container("image", shared_memory=None, is_whole=False, baked=stage.baked)
+    around = Container("image", shared_memory=None, is_whole=False, baked=stage.baked, literal=stage.literal)
     return (Writing("a Dockerfile", shlex.join(["docker", "run", *options, image, *words]), around),)
 
 
