@@ -2119,6 +2119,14 @@ ENTRYPOINT ["/run.sh"]
 MAPPED = POD.replace(
     "args: %s", 'args: [--model, "$(M)"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]'
 )
+CONFIGURED = """kind: Pod
+spec:
+  containers:
+  - image: vllm/vllm-openai:v0.25.1
+    command: [vllm, serve, --config, /c/x.yaml]
+    volumeMounts: [{name: c, mountPath: /c}]
+  volumes: [{name: c, configMap: {name: k}}]
+"""
 MAP = "kind: ConfigMap\nmetadata: {name: k}\ndata: {m: org/%s}\n"
 QUANTIZED = """FROM vllm/vllm-openai:v0.16.0
 ARG Q=half
@@ -2219,6 +2227,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a dockerfile in lower case": ({"c.yaml": "services: {v: {build: ., gpus: all}}\n", "dockerfile": "FROM vllm/vllm-openai:v0.16.0\nCMD [\"--model\", \"org/m\", \"--swap-space\", \"4\"]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "arguments of a build that are empty": ({"c.yaml": "services:  # of vllm\n  v: {build: {args: {Q: ''}}}\n  w: {build: {args: {Q: bfloat16}}}\n  x: {build: .}\n", "Dockerfile": QUANTIZED}, ["serve org/m --seed 1", "serve org/m --dtype bfloat16 --seed 1", "serve org/m --dtype half --seed 1"], "", [set(), set(), set()]),  # noqa: E501
     "remarks within a command": ({"r.sh": "vllm serve org/m \\\n `# one GPU -> none` \\\n --seed 1 \\\n --port `cat port`\n"}, ["vllm serve org/m --seed 1 --port"], "the value of --port", [set()]),  # noqa: E501
+    "a variable called help, and a helper": ({"r.sh": 'vllm serve "$HELP_ARG"\nvllm serve "$HELPER" --seed 1\n'}, ["vllm serve $HELPER --seed 1"], "", [set()]),  # noqa: E501
     "a word that an unknown variable leads to": ({"r.sh": 'vllm serve org/m ${Q:+--dtype half} --seed 1\n'}, ["vllm serve org/m ${WORD_4:?} --seed 1"], "$Q", [set()]),  # noqa: E501
     "a script without an ending that is mounted": ({"c.yaml": "services:\n  v:\n    image: vllm/vllm-openai:${TAG:?is in .env}\n    entrypoint: ['/usr/bin/entrypoint']\n    environment: {LEN: '${LEN:-512}'}\n    volumes: ['./go.sh:/usr/bin/entrypoint:ro']\n".replace("'", '"'), "go.sh": 'exec vllm serve org/m --max-model-len "${LEN:-64}"\n'}, ["-c 'exec vllm serve org/m --max-model-len 512'"], "", [set()]),  # noqa: E501
     "the arguments with which a job calls a script": ({"r.sh": 'M="$1"\nvllm serve "$M" --port "${2:-9}"\n', "j.slurm": "#!/bin/bash\nchmod 755 r.sh\nsrun bash ./r.sh org/m 8001 &\n"}, ["vllm serve org/m --port 8001"], "", [set()]),  # noqa: E501
@@ -2227,6 +2236,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a script that is copied": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "cp r.sh /opt/r.sh\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
     "a ConfigMap in the folder above": ({"v/d.yaml": MAPPED, "k.yaml": MAP % "a"}, ["--model org/a"], "", [set()]),
     "a ConfigMap of an overlay": ({"base/d.yaml": MAPPED, "overlays/x/k.yaml": MAP % "a"}, ["--model org/a"], "", [set()]),  # noqa: E501
+    "a --config file of an overlay": ({"base/d.yaml": CONFIGURED, "overlays/x/k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  x.yaml: |\n    model: org/m\n    kv-cache-memory: 9\n"}, ["serve org/m --kv-cache-memory 9"], "", [set()]),  # noqa: E501
     "ConfigMaps of two overlays": ({"base/d.yaml": MAPPED, "overlays/x/k.yaml": MAP % "a", "overlays/y/k.yaml": MAP % "b"}, ["--model '$(M)'"], "the value of --model", [set()]),  # noqa: E501
     "a ConfigMap of another namespace": ({"v/d.yaml": MAPPED, "k.yaml": (MAP % "a").replace("{name", "{namespace: o, name")}, ["--model '$(M)'"], "the value of --model", [set()]),  # noqa: E501
     "a program within -c": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY . /v\nENTRYPOINT ["/bin/bash", "-c", "/v/run.sh; sleep 9"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501

@@ -90,8 +90,7 @@ def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Bu
             pairs = [word.partition("=") for word in split(filled)]  # NAME=value ..., or the older NAME value
             assigned = {name: value for name, joined, value in pairs if joined}
             if pairs and not pairs[0][1]:
-                name, _, value = filled.partition(" ")
-                assigned = {name: value.strip()}
+                assigned = {pairs[0][0]: filled.partition(" ")[2].strip()}
             stage = stage._replace(environment={**stage.environment, **assigned})
             secrets |= {name: "ENV" for name, value in assigned.items() if value and _SECRET.fullmatch(name)}
         elif instruction == "ENTRYPOINT":
@@ -190,8 +189,8 @@ def with_constants(text: str, file: Path) -> str:
     """Write the constants of a module beside, such as config.py, behind a Python source that imports it."""
     for module, alias in islice(_IMPORTED.findall(text) if file.suffix == ".py" else (), _MOST_CALLERS):
         constants = _CONSTANT.findall(_text(file.with_name(f"{module}.py")))
-        text = re.sub(rf"\b{alias or module}\.(?=[A-Z][A-Z0-9_]*\b)", "", text) if constants else text
-        text = "\n".join([text, *constants])
+        name = rf"\b{alias or module}\.(?=[A-Z][A-Z0-9_]*\b)"
+        text = "\n".join([re.sub(name, "", text), *constants]) if constants else text
     return text
 
 
@@ -242,8 +241,7 @@ def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:
     if not isinstance(folder, str) or "$" in folder:
         return "", file
     place = file.parent / folder / str(inner(service, "build").get("dockerfile") or "Dockerfile")
-    if place.name == "Dockerfile" and not place.is_file():  # as BuildKit looks for it
-        place = place.with_name("dockerfile")
+    place = place if place.is_file() or place.name != "Dockerfile" else place.with_name("dockerfile")  # as BuildKit
     inline = inner(service, "build").get("dockerfile_inline")
     return (inline, place) if isinstance(inline, str) else (_text(place), place)
 

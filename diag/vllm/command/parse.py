@@ -165,7 +165,7 @@ _ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
 _EXPORTED = re.compile(r"^[ \t]*export[ \t]+([A-Z_]\w*=[\w./:@-]+)[ \t]*$", re.MULTILINE)
 _DEEPEST = 3
 """Functions within each other that are followed."""
-_HELP = re.compile(r"(--help|-h)(=|$)|\$\{?\w*help\w*\}?$", re.IGNORECASE)
+_HELP = re.compile(r"(--help|-h)(=|$)|\$\{?(\w*_)?help(_\w+)?\}?$", re.IGNORECASE)
 _MENTIONS = re.compile(NOTATIONS["patterns"]["parse_mentions"])
 
 
@@ -208,9 +208,8 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         is_beside = program and file.with_name(Path(program[1]).name).is_file()
         lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: a container starts {name}, which {lacks}") from None
-    writing = "a script of a systemd unit" if is_of_unit else ""
-    last = content.count(b"\n") + 1  # a loop of a template may have become more lines
-    return tuple(one._replace(line=min(one.line, last), writing=one.writing or writing) for one in started)
+    unit, last = "a script of a systemd unit" * is_of_unit, content.count(b"\n") + 1  # a loop may be more lines now
+    return tuple(one._replace(line=min(one.line, last), writing=one.writing or unit) for one in started)
 
 
 def read_foreign(text: str, version: str = "") -> Command:

@@ -140,13 +140,12 @@ def _parameters(nodes: Iterable[ast.AST], calls: Iterable[ast.Call], stored: Map
     given = {part.arg for some in made.values() for call in some for part in call.keywords}
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [part.arg for part in node.args.args if part.arg != "self"]
-            own = made.get(node.name, [])
+            taken, own = node.args, made.get(node.name, [])
+            names = [part.arg for part in taken.args if part.arg != "self"]
             is_open = any(isinstance(part, ast.Starred) for call in own for part in call.args)
             most = len(names) if is_open else max((len(call.args) for call in own), default=0)
-            pairs = [*zip(reversed(names), reversed(node.args.defaults), strict=False)]
-            only = (part.arg for part in node.args.kwonlyargs)
-            pairs += [(name, value) for name, value in zip(only, node.args.kw_defaults, strict=True) if value]
+            pairs = [*zip(reversed(names), reversed(taken.defaults), strict=False)]
+            pairs += [(key.arg, it) for key, it in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if it]
             found |= {name: value for name, value in pairs if name not in {*given, *names[:most]}}
             if len(own) == 1 and not is_open:
                 found |= dict(zip(names, own[0].args, strict=False))
