@@ -175,9 +175,9 @@ def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
 def called(text: str, file: Path) -> tuple[str, bool]:
     """Fill in the arguments of the one call of a script beside it; True if a systemd unit starts it."""
     call, folder = re.compile(NOTATIONS["patterns"]["dockerfile_call"] % re.escape(file.name), re.M), file.parent
-    able = [*folder.glob("*.*"), *folder.glob("*/*.service")] if file.suffix in (".sh", ".bash") else []
-    contents = [_text(one) for one in sorted(able) if one.suffix in _CALLERS and one != file][:_MOST_CALLERS]
-    calls = [(one, "EnvironmentFile" not in content) for content in contents for one in call.finditer(content)]
+    kinds = ("*.*" if _POSITION.search(text) else "*.service", "*/*.service") if file.suffix in (".sh", ".bash") else ()
+    able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in _CALLERS and one != file)
+    calls = [(one, "EnvironmentFile" not in it) for it in map(_text, able[:_MOST_CALLERS]) for one in call.finditer(it)]
     given = {one["rest"].strip("& \t\r") for one, _ in calls}
     words = given.pop().split() if len(given) == 1 else []
     if all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):

@@ -132,9 +132,8 @@ def above(file: Path, text: str) -> list[Any]:
     """Return the ConfigMaps that a manifest names, from the folder above it and the overlays of its Kustomize base."""
     wanted, spaces, maps = {*_CONFIG_MAP.findall(text)}, {"None", *_NAMESPACE.findall(text)}, list[Any]()
     folder = file.absolute().parent.parent
-    for other in sorted([*folder.glob("*.y*ml"), *folder.glob("overlays/*/*.y*ml")] if wanted else [])[
-        :_MOST_DOCUMENTS
-    ]:
+    files = sorted([*folder.glob("*.y*ml"), *folder.glob("overlays/*/*.y*ml")]) if wanted else []
+    for other in files[:_MOST_DOCUMENTS]:
         with suppress(OSError):
             maps += [one for one in _objects(other, other.stat().st_mtime_ns) if _kind(one) == "ConfigMap"]
     named = [(one, *(str(inner(one, "metadata").get(key)) for key in ("name", "namespace"))) for one in maps]
