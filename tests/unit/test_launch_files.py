@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -2016,6 +2017,16 @@ READ |= {
         ["serve m --swap-space 4"],
         [{"no_effect"}],
     ),
+    "the release of a typed constant": (
+        {"m.py": 'import os, subprocess\nV: str = os.environ.get("V", "0.16.0")\nPACKAGES = [f"vllm=={V}"]\nsubprocess.run(["vllm", "serve", "m", "--swap-space", "4"])\n'},  # noqa: E501
+        ["serve m --swap-space 4"],
+        [{"no_effect"}],
+    ),
+    "a remark about a release beside another that is installed": (
+        {"a.sh": "# vllm==0.16.0 crashed\npip install 'vllm>=0.17'\nvllm serve m --swap-space 4\n", "b.sh": "# needs vllm==0.16.0\nvllm serve m --swap-space 4\n"},  # noqa: E501
+        ["serve m --swap-space 4", "serve m --swap-space 4"],
+        [{"removed_flag", "vllm_not_pinned"}, {"no_effect"}],
+    ),
     "what is only mentioned installs nothing": (
         {"m.py": '"""Serve.\n\n    pip install vllm\n"""\nimport subprocess\nsubprocess.run(["vllm", "serve", "m"])\n', "r.sh": "echo 'pip install vllm'\nvllm serve m\n"},  # noqa: E501
         ["serve m", "serve m"],
@@ -2044,12 +2055,25 @@ def test_what_stands_beside_a_launch_is_read_with_it(tmp_path: Path) -> None:
 
 def test_a_script_that_is_not_beside_its_container_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(compose(service("[]", 'entrypoint: ["/bin/bash", "/go.sh"]')))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/c.yaml").write_text((tmp_path / "c.yaml").read_text())
+    (tmp_path / "d/go.sh").write_text("python3 worker.py\n")
+    with pytest.raises(NoLaunch, match=r"starts /go\.sh, which itself starts no vLLM"):
+        judged(tmp_path / "d/c.yaml")
+    shutil.rmtree(tmp_path / "d")
     with pytest.raises(NoLaunch, match=r"starts /go\.sh, which is not beside the file"):
         judged(tmp_path / "c.yaml")
     result = json.loads(run([str(tmp_path)], LintOptions(), as_json=True)[0])
     assert [*result["not_read"].values()] == [
         "a container starts /go.sh, which is not beside the file: lint the script"
     ]
+
+
+@pytest.mark.parametrize(("settings", "rules"), [("", {"public_without_a_key"}), ("EnvironmentFile=/k\n", set())])
+def test_a_script_of_a_systemd_unit_serves_as_the_unit_does(tmp_path: Path, settings: str, rules: set[str]) -> None:
+    unit = f"[Service]\n{settings}ExecStart=/bin/bash /opt/r.sh\n"
+    (server,) = laid(tmp_path / "c", {"s/v.service": unit, "r.sh": "vllm serve org/m --host 0.0.0.0\n"})
+    assert {each["rule"] for each in server["findings"] if each["severity"] == "warning"} == rules
 
 
 @pytest.mark.parametrize(
@@ -2091,6 +2115,24 @@ COPY --chmod=755 <<'S' /run.sh
 exec vllm serve $M --swap-space 4
 S
 ENTRYPOINT ["/run.sh"]
+"""
+MAPPED = POD.replace(
+    "args: %s", 'args: [--model, "$(M)"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]'
+)
+CONFIGURED = """kind: Pod
+spec:
+  containers:
+  - image: vllm/vllm-openai:v0.25.1
+    command: [vllm, serve, --config, /c/x.yaml]
+    volumeMounts: [{name: c, mountPath: /c}]
+  volumes: [{name: c, configMap: {name: k}}]
+"""
+MAP = "kind: ConfigMap\nmetadata: {name: k}\ndata: {m: org/%s}\n"
+QUANTIZED = """FROM vllm/vllm-openai:v0.16.0
+ARG Q=half
+ENV Q=${Q}
+ENTRYPOINT []
+CMD vllm serve org/m ${Q:+--dtype ${Q}} --seed 1
 """
 PYTHON = """import argparse, os, subprocess, sys
 parser = argparse.ArgumentParser()
@@ -2173,11 +2215,30 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "options of an array that may be unset": ({"r.sh": 'A=(--seed 1)\nvllm serve org/m ${A[@]+"${A[@]}"}\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
     "a here-document names the variables of its script": ({"r.sh": 'I="vllm/vllm-openai:v0.16.0"\nC=$(cat <<EOF\nset -e\ndocker run --gpus all $I --model org/m --swap-space 4\nEOF\n)\nssh h "$C"\n'}, ["docker run --gpus all"], "", [{"no_effect"}]),  # noqa: E501
     "defaults of options, parameters and the environment": ({"s.py": PYTHON}, ["python3 -m vllm.entrypoints.openai.api_server --model org/Model-7B --served-model-name model-7b --seed ${SEED:-5} --enable-prefix-caching"], "have --enable-prefix-caching, --quantization, --enforce-eager, --tensor-parallel-size", [{"key_in_the_arguments"}]),  # noqa: E501
-    "a parameter that a call sets": ({"s.py": 'import subprocess\ndef start(seed=5):\n    subprocess.run(["vllm", "serve", "org/m", "--seed", str(seed)])\nstart(7)\n'}, ["--seed $VALUE"], "the value of --seed", [set()]),  # noqa: E501
+    "a parameter that the only call sets": ({"s.py": 'import subprocess\ndef start(seed=5):\n    subprocess.run(["vllm", "serve", "org/m", "--seed", str(seed)])\nstart(7)\n'}, ["--seed ${SEED:-7}"], "other values of --seed", [set()]),  # noqa: E501
+    "a parameter that two calls set": ({"s.py": 'import subprocess\ndef start(seed=5):\n    subprocess.run(["vllm", "serve", "org/m", "--seed", str(seed)])\nstart(7)\nstart(seed=8)\n'}, ["--seed $VALUE"], "the value of --seed", [set()]),  # noqa: E501
+    "an option that is passed on, and a question for help": ({"s.py": 'import argparse, subprocess\nfor help_word in ("-h", "--help"):\n    subprocess.run(["vllm", "serve", help_word])\ndef start(*, seed: int):\n    subprocess.run(["vllm", "serve", "org/m", "--seed", str(seed)])\nparser = argparse.ArgumentParser()\nparser.add_argument("--seed", type=int, default=7)\nargs = parser.parse_args()\nstart(seed=args.seed)\n'}, ["--seed ${SEED:-7}"], "other values of --seed", [set()]),  # noqa: E501
+    "constants of a module beside": ({"s.py": 'import subprocess\nimport config as c\nsubprocess.run(["vllm", "serve", c.MODEL, "--seed", str(c.SEED), "--dtype", c.other])\n', "config.py": 'MODEL: str = "org/m"  # vllm\nSEED = 7\nother = "half"\n'}, ["vllm serve org/m --seed 7 --dtype $OTHER"], "the value of --dtype", [set()]),  # noqa: E501
+    "a constant that both modules have": ({"s.py": 'import subprocess\nimport config\nMODEL = "org/n"\nsubprocess.run(["vllm", "serve", config.MODEL, "--seed", "1"])\n', "config.py": 'MODEL = "org/m"\n'}, ["vllm serve $MODEL --seed 1"], "", [set()]),  # noqa: E501
     "a service and the Dockerfile that it builds": ({"c.yaml": "services: {v: {build: ./b, image: own-vllm, gpus: all, environment: {M: org/n}, ports: ['127.0.0.1:8000:8000']}}\n", "b/Dockerfile": STORY}, ["M=${M:?} --entrypoint bash own-vllm -c 'exec vllm serve org/n --swap-space 4'"], "", [{"no_effect"}]),  # noqa: E501
     "a Dockerfile and its own here-document": ({"Dockerfile": STORY}, ["exec vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "arguments of the service for vLLM's image": ({"c.yaml": "services:\n  v:\n    build: {context: ., args: {TAG: v0.16.0}}\n    gpus: all\n    command: [--model, org/m, --swap-space, '4']\n", "Dockerfile": "ARG TAG=v0.32.0\nFROM vllm/vllm-openai:$TAG\nCMD [--model, x]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "a service that builds something else": ({"c.yaml": "services: {v: {build: ., image: a}, w: {image: 'vllm/vllm-openai:v0.25.1', gpus: all, command: [--model, org/m]}}\n", "Dockerfile": "FROM python\nCMD python app.py  # asks vllm\n"}, ["--model org/m"], "", [set()]),  # noqa: E501
+    "a dockerfile in lower case": ({"c.yaml": "services: {v: {build: ., gpus: all}}\n", "dockerfile": "FROM vllm/vllm-openai:v0.16.0\nCMD [\"--model\", \"org/m\", \"--swap-space\", \"4\"]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "arguments of a build that are empty": ({"c.yaml": "services:  # of vllm\n  v: {build: {args: {Q: ''}}}\n  w: {build: {args: {Q: bfloat16}}}\n  x: {build: .}\n", "Dockerfile": QUANTIZED}, ["serve org/m --seed 1", "serve org/m --dtype bfloat16 --seed 1", "serve org/m --dtype half --seed 1"], "", [set(), set(), set()]),  # noqa: E501
+    "remarks within a command": ({"r.sh": "vllm serve org/m \\\n `# one GPU -> none` \\\n --seed 1 \\\n --port `cat port`\n"}, ["vllm serve org/m --seed 1 --port"], "the value of --port", [set()]),  # noqa: E501
+    "a variable called help, and a helper": ({"r.sh": 'vllm serve "$HELP_ARG"\nvllm serve "$HELPER" --seed 1\n'}, ["vllm serve $HELPER --seed 1"], "", [set()]),  # noqa: E501
+    "a word that an unknown variable leads to": ({"r.sh": 'vllm serve org/m ${Q:+--dtype half} --seed 1\n'}, ["vllm serve org/m ${WORD_4:?} --seed 1"], "$Q", [set()]),  # noqa: E501
+    "a script without an ending that is mounted": ({"c.yaml": "services:\n  v:\n    image: vllm/vllm-openai:${TAG:?is in .env}\n    entrypoint: ['/usr/bin/entrypoint']\n    environment: {LEN: '${LEN:-512}'}\n    volumes: ['./go.sh:/usr/bin/entrypoint:ro']\n".replace("'", '"'), "go.sh": 'exec vllm serve org/m --max-model-len "${LEN:-64}"\n'}, ["-c 'exec vllm serve org/m --max-model-len 512'"], "", [set()]),  # noqa: E501
+    "the arguments with which a job calls a script": ({"r.sh": 'M="$1"\nvllm serve "$M" --port "${2:-9}"\n', "j.slurm": "#!/bin/bash\nchmod 755 r.sh\nsrun bash ./r.sh org/m 8001 &\n"}, ["vllm serve org/m --port 8001"], "", [set()]),  # noqa: E501
+    "two calls with other arguments": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "bash r.sh org/m\nbash r.sh org/n\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
+    "a script that reads options of its own": ({"r.sh": 'M="${1:-org/n}"; shift\nvllm serve "$M" --seed 1\n', "j.slurm": "bash r.sh org/m\n"}, ["vllm serve org/n --seed 1"], "", [set()]),  # noqa: E501
+    "a script that is copied": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "cp r.sh /opt/r.sh\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
+    "a ConfigMap in the folder above": ({"v/d.yaml": MAPPED, "k.yaml": MAP % "a"}, ["--model org/a"], "", [set()]),
+    "a ConfigMap of an overlay": ({"base/d.yaml": MAPPED, "overlays/x/k.yaml": MAP % "a"}, ["--model org/a"], "", [set()]),  # noqa: E501
+    "a --config file of an overlay": ({"base/d.yaml": CONFIGURED, "overlays/x/k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  x.yaml: |\n    model: org/m\n    kv-cache-memory: 9\n"}, ["serve org/m --kv-cache-memory 9"], "", [set()]),  # noqa: E501
+    "ConfigMaps of two overlays": ({"base/d.yaml": MAPPED, "overlays/x/k.yaml": MAP % "a", "overlays/y/k.yaml": MAP % "b"}, ["--model '$(M)'"], "the value of --model", [set()]),  # noqa: E501
+    "a ConfigMap of another namespace": ({"v/d.yaml": MAPPED, "k.yaml": (MAP % "a").replace("{name", "{namespace: o, name")}, ["--model '$(M)'"], "the value of --model", [set()]),  # noqa: E501
     "a program within -c": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY . /v\nENTRYPOINT ["/bin/bash", "-c", "/v/run.sh; sleep 9"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "named values of a chart and a ConfigMap of its": ({**CHART, "templates/d.yaml": "{{/* (why: it\n is) */}}\n{{- if .Values.v.on }}\n{{- $v := .Values.v }}\n" + POD.replace("args: %s", 'command: [vllm, serve], args: ["$(M)", --seed, "{{ $v.seed }}"], env: [{name: M, valueFrom: {configMapKeyRef: {name: k, key: m}}}]') + "{{- end }}\n", "templates/k.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  m: {{ .Values.v.model }}\n", "values.yaml": "v: {on: false, seed: 7, model: org/m}\n"}, ["serve org/m --seed 7"], "", [set()]),  # noqa: E501
     "arms of a condition that the values decide": ({"Chart.yaml": "name: c\n", "values.yaml": ARMS_VALUES, "templates/d.yaml": ARMS}, ["vllm/vllm-openai:v0.25.1 serve org/m --dtype half"], "", [{"probe_kills_the_start"}]),  # noqa: E501

@@ -16,7 +16,7 @@ from diag.vllm.command.container import inner
 from diag.vllm.command.shell import default
 
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
-_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(?::-[^{}]*)?\})", re.ASCII)
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(:-[^{}]*)?\})", re.ASCII)
 _ONE_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 _SHELL = re.compile(r"(?:\S*/)?(?:ba|da|z|k)?sh|\S+\.(?:sh|py)|envsubst")
 _INSTRUCTION = re.compile(r"[ \t]*([A-Z]+)[ \t]+(.*)", re.DOTALL)
@@ -25,6 +25,11 @@ STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS = 8
+_IMPORTED = re.compile(r"(?m)^(?:from|import)[ \t]+\.?(\w+)(?:[ \t]+import\b.*|[ \t]+as[ \t]+(\w+))?[ \t]*$")
+_CONSTANT = re.compile(NOTATIONS["patterns"]["dockerfile_constant"], re.MULTILINE)
+_CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
+_PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
+_OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
 _LONGEST = 2**15
 BUILT = ("built",)
 """The key, which no YAML has, of a service's Dockerfile and the secrets that it leaves in the image."""
@@ -73,7 +78,7 @@ def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Bu
         if instruction == "ARG":
             name, _, value = rest.partition("=")
             secrets |= {name.strip(): "ARG"} if _SECRET.fullmatch(name.strip()) else {}
-            arguments[name.strip()] = given.get(name.strip()) or _filled(value.strip().strip("\"'"), arguments)
+            arguments[name.strip()] = given.get(name.strip(), _filled(value.strip().strip("\"'"), arguments))
         elif instruction == "FROM":
             if target and alias == target.lower():
                 break
@@ -85,8 +90,7 @@ def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Bu
             pairs = [word.partition("=") for word in split(filled)]  # NAME=value ..., or the older NAME value
             assigned = {name: value for name, joined, value in pairs if joined}
             if pairs and not pairs[0][1]:
-                name, _, value = filled.partition(" ")
-                assigned = {name: value.strip()}
+                assigned = {pairs[0][0]: filled.partition(" ")[2].strip()}
             stage = stage._replace(environment={**stage.environment, **assigned})
             secrets |= {name: "ENV" for name, value in assigned.items() if value and _SECRET.fullmatch(name)}
         elif instruction == "ENTRYPOINT":
@@ -119,7 +123,7 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
     """Fill in variables of the Dockerfile, unless the text may become very long."""
     if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
         return text
-    return default(_REFERENCE.sub(lambda name: values.get(name[1] or name[2]) or name[0], text))
+    return default(_REFERENCE.sub(lambda at: values.get(at[1] or at[2], at[0]) or (at[0] if at[3] else ""), text))
 
 
 # -- what stands beside
@@ -168,17 +172,35 @@ def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
     return ""
 
 
+def called(text: str, file: Path) -> tuple[str, bool]:
+    """Fill in the arguments of the one call of a script beside it; True if a systemd unit starts it."""
+    call, folder = re.compile(NOTATIONS["patterns"]["dockerfile_call"] % re.escape(file.name), re.M), file.parent
+    kinds = ("*.*" if _POSITION.search(text) else "*.service", "*/*.service") if file.suffix in (".sh", ".bash") else ()
+    able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in _CALLERS and one != file)
+    calls = [(one, "EnvironmentFile" not in it) for it in map(_text, able[:_MOST_CALLERS]) for one in call.finditer(it)]
+    given = {one["rest"].strip("& \t\r") for one, _ in calls}
+    words = given.pop().split() if len(given) == 1 else []
+    if all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):
+        text = _POSITION.sub(lambda at: dict(enumerate(words, 1)).get(int(at[1] or at[2]), at[0]), text)
+    return text, any(one["unit"] and is_whole for one, is_whole in calls)
+
+
+def with_constants(text: str, file: Path) -> str:
+    """Write the constants of a module beside, such as config.py, behind a Python source that imports it."""
+    for module, alias in islice(_IMPORTED.findall(text) if file.suffix == ".py" else (), _MOST_CALLERS):
+        constants = _CONSTANT.findall(_text(file.with_name(f"{module}.py")))
+        name = rf"\b{alias or module}\.(?=[A-Z][A-Z0-9_]*\b)"
+        text = "\n".join([re.sub(name, "", text), *constants]) if constants else text
+    return text
+
+
 def started_files(text: str, file: Path) -> set[Path]:
     """Return the files beside which the containers of a file start: scripts, and Dockerfiles with theirs."""
     builds: dict[Path, str] = {}
     with suppress(BadUsage):
         builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
-    scripts = [
-        script
-        for one, place in ((text, file), *((text, place) for place, text in builds.items()))
-        for _, script in _scripts(one, place).values()
-    ]
-    return {*builds, *(_whole(script) for script in scripts if script)}
+    texts = [(text, file), *((content, place) for place, content in builds.items())]
+    return {*builds, *(_whole(script) for one in texts for _, script in _scripts(*one).values() if script)}
 
 
 def built(documents: Sequence[Any], file: Path) -> list[Any]:
@@ -219,6 +241,7 @@ def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:
     if not isinstance(folder, str) or "$" in folder:
         return "", file
     place = file.parent / folder / str(inner(service, "build").get("dockerfile") or "Dockerfile")
+    place = place if place.is_file() or place.name != "Dockerfile" else place.with_name("dockerfile")  # as BuildKit
     inline = inner(service, "build").get("dockerfile_inline")
     return (inline, place) if isinstance(inline, str) else (_text(place), place)
 

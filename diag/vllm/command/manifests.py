@@ -17,7 +17,7 @@ from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variab
 from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
 from diag.vllm.command.dockerfile import BUILT
 from diag.vllm.command.shell import filled_templates
-from diag.vllm.flags.registry import known
+from diag.vllm.flags.registry import known, understood
 
 _KEYS = frozenset[str](NOTATIONS["keys"])
 _KEY = re.compile(rf"^[ ]*(?:- |\{{)?[\"']?(?:{'|'.join(sorted(_KEYS))})[\"']?:(?:\s|$)", re.MULTILINE)
@@ -53,6 +53,8 @@ _NAMING = re.compile(
 )
 """What may name an object of another file, or be named by one."""
 _NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
+_NAMESPACE = re.compile(r"\bnamespace: *[\"']?([\w-]+)")
+_CONFIG_MAP = re.compile(r"(?:configMap(?:Ref|KeyRef)?):\s*\{?\s*(?:\w+:[^\n]*\n\s*)?name: *[\"']?([\w.-]+)")
 _CONFIG = re.compile(r"\s--config[= ]([\w./-]+)(?=\s|$)")
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
@@ -124,6 +126,19 @@ def beside(file: Path, text: str) -> list[Any]:
             documents += _objects(other, other.stat().st_mtime_ns) if other.name != file.name else []
     able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
     return [part for part in documents if able[_kind(part), inner(part, "metadata").get("name")] == 1]
+
+
+def above(file: Path, text: str) -> list[Any]:
+    """Return the ConfigMaps that a manifest names, from the folder above it and the overlays of its Kustomize base."""
+    wanted, spaces, maps = {*_CONFIG_MAP.findall(text)}, {"None", *_NAMESPACE.findall(text)}, list[Any]()
+    folder = file.absolute().parent.parent
+    files = sorted([*folder.glob("*.y*ml"), *folder.glob("overlays/*/*.y*ml")]) if wanted else []
+    for other in files[:_MOST_DOCUMENTS]:
+        with suppress(OSError):
+            maps += [one for one in _objects(other, other.stat().st_mtime_ns) if _kind(one) == "ConfigMap"]
+    named = [(one, *(str(inner(one, "metadata").get(key)) for key in ("name", "namespace"))) for one in maps]
+    able = Counter(name for _, name, _ in named)
+    return [one for one, name, space in named if able[name] == 1 and name in wanted and space in spaces]
 
 
 def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = ()) -> Iterator[Writing]:
@@ -651,7 +666,7 @@ def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, A
         if (
             not isinstance(keys, dict)
             or ("model" in keys and is_named)
-            or not all(flag(str(key)) in known() for key in keys)
+            or not all(understood(flag(str(key))) for key in keys)
         ):
             return words
         rest = {key: value for key, value in keys.items() if flag(str(key)) not in line}  # the command line counts more

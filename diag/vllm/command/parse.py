@@ -17,7 +17,7 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, with_scripts
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_constants, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -34,7 +34,9 @@ from diag.vllm.command.shell import (
 from diag.vllm.command.writings import EXPECTED, notation, writings
 from diag.vllm.flags.registry import understood
 
-_IMAGE = re.compile(r"(?:\S*/)?[\w.-]*vllm[\w.-]*(?::\S+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
+_IMAGE = re.compile(
+    r"(?i)(?:\S*/)?[\w.-]*vllm[\w.-]*(?::(?:\$\{[^{}]*\}|\$(?!\{)|[^\s$])+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?"
+)
 _OTHER_IMAGE = re.compile(r"[\w.-]+(?:/[\w-][\w.-]*)+(?::[\w.-]+)?")
 _CONTAINERS = re.compile(NOTATIONS["patterns"]["parse_containers"])
 _PROGRAM_WORD = re.compile(NOTATIONS["patterns"]["parse_program_word"])
@@ -118,6 +120,7 @@ _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
 _HELD = re.compile(NOTATIONS["patterns"]["parse_held"])
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_AT_LEAST, _REMARK = re.compile(r"\bvllm(?:\[[\w,-]+\])?>="), re.compile(r"(?m)^[ \t]*#.*$")
 _RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
 _BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
 _IS_DOCKERFILE = re.compile(r"(?m)^ENTRYPOINT[ \t]")
@@ -146,6 +149,7 @@ _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+
 _SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
 """A variable that a script sets, and its here-documents may name."""
 _VARIABLE_WORD = re.compile(r"\$\{?(\w+)\}?")
+_GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
 _MOST_BRANCHES = 8
@@ -161,6 +165,7 @@ _ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
 _EXPORTED = re.compile(r"^[ \t]*export[ \t]+([A-Z_]\w*=[\w./:@-]+)[ \t]*$", re.MULTILINE)
 _DEEPEST = 3
 """Functions within each other that are followed."""
+_HELP = re.compile(r"(--help|-h)(=|$)|\$\{?(\w*_)?help(_\w+)?\}?$", re.IGNORECASE)
 _MENTIONS = re.compile(NOTATIONS["patterns"]["parse_mentions"])
 
 
@@ -189,8 +194,8 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     file = Path(text)
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
-    text = filled(content.decode("utf-8", "replace").replace("\r\n", "\n"), file)
-    text = with_scripts(text, file)
+    text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
+    text, is_of_unit = called(with_constants(with_scripts(text, file), file), file)
     is_yaml = file.suffix in (".yaml", ".yml")
     try:
         started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
@@ -200,10 +205,11 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         if not program and not (is_vllms and _IS_DOCKERFILE.search(text)):
             raise
         name = (redaction.name(program[1]) if program else "") or "a program"
-        why = f"a container starts {name}, which is not beside the file: lint the script"
-        raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {why}") from None
-    last = content.count(b"\n") + 1  # a loop of a template may have become more lines
-    return tuple(one if one.line <= last else one._replace(line=last) for one in started)
+        is_beside = program and file.with_name(Path(program[1]).name).is_file()
+        lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
+        raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: a container starts {name}, which {lacks}") from None
+    unit, last = "a script of a systemd unit" * is_of_unit, content.count(b"\n") + 1  # a loop may be more lines now
+    return tuple(one._replace(line=min(one.line, last), writing=one.writing or unit) for one in started)
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -246,23 +252,16 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     if "$modelSpec.vllmConfig" in text:
         raise NoLaunch(f"{file} is a template of the production stack: lint its values")
     documents = built(overlaid(documents, file), file)
-    read = manifests.containers(documents, version, manifests.beside(file, text))
+    read = manifests.containers(documents, version, [*manifests.above(file, text), *manifests.beside(file, text)])
     launches = manifests.templated(read, text)
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
-    if (
-        manifests.is_manifest(documents)
-        or text.isspace()
-        or (flags and (not any(flags) or sum(flags) < len(flags) / 2))
-    ):
+    if manifests.is_manifest(documents) or text.isspace() or sum(flags) * 2 < len(flags):
         why = manifests.template(text)
-        raise (BadUsage if why and "containers:" in text else NoLaunch)(
-            f"{file}: {why}"
-            if why
-            else f"{file} has no container that starts vLLM, and is no file for --config: give the command itself"
-        )
+        none = "has no container that starts vLLM, and is no file for --config: give the command itself"
+        raise (BadUsage if why and "containers:" in text else NoLaunch)(f"{file}: {why}" if why else f"{file} {none}")
     command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
     return tuple(one._replace(writing="a --config file") for one in _parse_shell(command, version, folder))
 
@@ -431,9 +430,9 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
-    text = _ENV_DEFAULT.sub(r"\1", text)
+    text = _ENV_DEFAULT.sub(r"\1", _REMARK.sub("", text) if _AT_LEAST.search(text) else text)
     for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:MOST_DOCUMENTS]:
-        assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name}[ \t]*:?=[ \t]*[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
+        assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name} *(?:: *\w+ *)?:?= *[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
             text = re.sub(rf"(vllm==|vllm-openai:v)\$?\{{+{name}\}}+", rf"\g<1>{value[1]}", text)
     images = {"".join(groups) for groups in _TAGGED.findall(text)}
@@ -631,6 +630,8 @@ def _run(
                 filled += map(Bare.of, environment[named[1]].split())
             elif named and filled and environment.get(named[1]) == "":
                 absent.append(named[1])
+            elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
+                filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
             else:
                 filled += value.split() if " " in value and "$" not in value else [word]
         filled = _of_cloud_run(filled) or filled
@@ -692,7 +693,7 @@ def _find_servers(
     if start is None and is_alone and words and words[0].startswith("-") and understood(words[0].partition("=")[0]):
         start = 0  # nothing but vLLM's own flags
     start = contained.arguments if start is None else start
-    if start is not None and not any(re.match(r"(--help|-h)(=|$)", word) for word in words[start:]):
+    if start is not None and not any(map(_HELP.match, words[start:])):
         assigned = _assignments(words[:start])
         server = _command(words, start, {**environment, **assigned}, folder, version)
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))

@@ -132,25 +132,25 @@ def _defaults(calls: Iterable[ast.Call]) -> dict[str, ast.expr]:
 
 
 def _parameters(nodes: Iterable[ast.AST], calls: Iterable[ast.Call], stored: Mapping[str, int]) -> dict[str, ast.expr]:
-    """Return the defaults of functions' parameters that no call in the source sets, and no other name is."""
-    given = {part.arg for call in calls for part in call.keywords if part.arg}
-    places: dict[str, int] = {}
-    for call in calls:
-        is_open = any(isinstance(part, ast.Starred) for part in call.args)
-        name = _names(call.func)[1]
-        places[name] = max(places.get(name, 0), 99 if is_open else len(call.args))
+    """Return the values of functions' parameters that no other name is: of the only call, or the defaults."""
     found: dict[str, ast.expr] = {}
+    made: dict[str, list[ast.Call]] = {}
+    for call in calls:
+        made.setdefault(_names(call.func)[1], []).append(call)
+    given = {part.arg for some in made.values() for call in some for part in call.keywords}
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            names = [part.arg for part in node.args.args]
-            first = len(names) - len(node.args.defaults)
-            pairs = list(enumerate(zip(names[first:], node.args.defaults, strict=True), first))
-            only = [(part.arg, value) for part, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
-            pairs += [(99, (name, value)) for name, value in only if value]
-            passed = places.get(node.name, 0) + (names[:1] == ["self"])
-            able = [pair for at, pair in pairs if at >= passed]
-            found |= {f"{name}=": value for name, value in able if name not in given and stored[name] == 1}
-    return found
+            taken, own = node.args, made.get(node.name, [])
+            names = [part.arg for part in taken.args if part.arg != "self"]
+            is_open = any(isinstance(part, ast.Starred) for call in own for part in call.args)
+            most = len(names) if is_open else max((len(call.args) for call in own), default=0)
+            pairs = [*zip(reversed(names), reversed(taken.defaults), strict=False)]
+            pairs += [(key.arg, it) for key, it in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if it]
+            found |= {name: value for name, value in pairs if name not in {*given, *names[:most]}}
+            if len(own) == 1 and not is_open:
+                found |= dict(zip(names, own[0].args, strict=False))
+                found |= {part.arg: part.value for part in own[0].keywords if part.arg}
+    return {f"{name}=": value for name, value in found.items() if stored[name] == 1}
 
 
 def _foreign_names(nodes: list[ast.AST]) -> set[str]:
@@ -244,7 +244,8 @@ class _Values:
                     raise _UnknownValue
                 return value
             case ast.Name(id=name) if f"{name}=" in self._options:
-                return self._assumed(name.upper(), self._literal(self._options[f"{name}="], depth + 1))
+                value = self._literal(self._options[f"{name}="], depth + 1)
+                return value if is_default(value) else self._assumed(name.upper(), value)
             case ast.Attribute(value=ast.Name(id=holder), attr=name) if name in self._options and "arg" in holder:
                 return self._assumed(name.upper(), self._literal(self._options[name], depth + 1))
             case ast.List(elts=parts) | ast.Tuple(elts=parts):

@@ -98,7 +98,7 @@ def statements(text: str) -> Iterator[Statement]:
     """Yield the commands of a script; BadUsage if a quotation is not closed."""
     name, words, skip, is_split, line = "", list[str](), False, False, 1
     blocks, pattern, testing, joint, negated = _Blocks(), False, False, "", False
-    text = re.sub(r"\\\s*\Z", "", text)  # the file ends in a continued line
+    text = re.sub(r"\\\s*\Z|`#[^`\n]*`", "", text)  # the file ends in a continued line; comments in a command
     for token, at in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
         line = line if words else at
         if not isinstance(token, _Operator):
