@@ -276,8 +276,8 @@ class Incident(NamedTuple):
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`, `immediate` the reason why a critical alert has none; with `burns`, burn-rate windows
-    instead of `window`, except for the critical alert of `escalates`; where `sudden` holds, the lowest burn rate is
-    told over `window` already. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is
+    instead of `window`, except for the critical alert of `escalates`; where `sudden` holds, half of the lowest burn
+    rate is told over `window` already. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is
     not the first. `explains` names incidents that are consequences of this one in any case, `may_explain` those that
     are under a condition. `telemetry`: the incident is about the telemetry
     and not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
@@ -376,10 +376,10 @@ class Incident(NamedTuple):
 
     @property
     def rising(self) -> "tuple[Incident, ...]":
-        """The incident as `sudden` tells it, if it has one: at the lowest burn rate, without hours of it."""
+        """The incident as `sudden` tells it, if it has one: at half of the lowest burn rate, without hours of it."""
         if not (self.sudden and self.burns):
             return ()
-        slow = self.over(self.burns[-1])
+        slow = self.over(self.burns[-1]._replace(factor=self.burns[-1].factor / 2))
         return (slow._replace(symptoms=(*slow.symptoms, self.sudden), burns=()),)
 
 
