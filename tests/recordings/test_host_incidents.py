@@ -609,6 +609,12 @@ def test_an_earlier_servers_orphan_does_not_lead_before_the_death_of_the_server(
         ("engine_dead", "critical"),
         ("engine_orphaned", "warning"),
     ]
+    assert report.present[0].proposals[0].name.startswith("kill 91   # on gpu-7")
+
+
+def test_a_dead_server_that_leaves_nothing_behind_has_nothing_to_kill(tmp_path: Path) -> None:
+    proposals = found(judge(tmp_path, "engine_dead"), "engine_dead").proposals
+    assert proposals and not [each for each in proposals if "kill" in each.name]
 
 
 # -- devices whose telemetry nothing reads ----------------------------------------------------------------------------
