@@ -87,8 +87,8 @@ def test_a_cache_that_is_full_although_nothing_runs_is_freed_by_a_restart_alone(
         ),
     )
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path, held))]))
-    first, *others = found(report, "admission_deadlock").proposals
-    assert first.text.startswith("Restart the server now")
+    stacks, first, *others = found(report, "admission_deadlock").proposals
+    assert stacks.name == "diag doctor --stacks" and first.text.startswith("Restart the server now")
     assert not [each for each in others if "Drop the request" in each.text or each.fix.flag.startswith("--max-model")]
 
 
