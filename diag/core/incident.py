@@ -276,19 +276,18 @@ class Incident(NamedTuple):
 
     `per` are the labels of one subject. `window` is the range of the alert, `live_window` that of a live diagnosis,
     `hold` the alert's `for`, `immediate` the reason why a critical alert has none; with `burns`, burn-rate windows
-    instead of `window`, except for the critical alert of `escalates`; where `sudden` holds, the lowest burn rate is
-    told over `window` already. `ended_by` is the signal of the symptom that shows soonest that it is over, if that is
-    not the first. `explains` names incidents that are consequences of this one in any case, `may_explain` those that
-    are under a condition. `telemetry`: the incident is about the telemetry
-    and not about the server, and is reported after all others. The culprits of `quotes` are log lines that decide;
-    `lints`: a wrong launch command may be the cause. `outage`: while it lasts, requests fail or stand still, so each
-    episode counts, however short, and is a warning for 15 minutes after its end. `crash` tells a crash from a restart:
-    without it, an episode after which another process answers is a restart. `began` is the unix time at which it began,
-    if a signal knows it; `sign` is above 0 at each scrape that shows it, however few: an episode began at the first of
-    an unbroken row of them. `impact` is what users notice, `mitigate` what helps immediately without a restart,
-    `operations` what an operator does for it, in this
-    order, with the commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not`
-    what makes the incident worse.
+    instead of `window`, except for the critical alert of `escalates`; where `sudden` holds, half of the lowest burn
+    rate is told over `window` already. `ended_by` is the signal of the symptom that shows soonest that it is over, if
+    that is not the first. `explains` names incidents that are consequences of this one in any case, `may_explain` those
+    that are under a condition. `telemetry`: it is about the telemetry, and is reported after all others. The culprits
+    of `quotes` are log lines that decide; `lints`: a wrong launch command may be the cause. `outage`: while it lasts,
+    requests fail or stand still, so each episode counts, however short, and is a warning for 15 minutes after its end.
+    `crash` tells a crash from a restart: without it, an episode after which another process answers is a restart.
+    `began` is the unix time at which it began, if a signal knows it; `sign` is above 0 at each scrape that shows it,
+    however few: an episode began at the first of an unbroken row of them. `impact` is what users notice, `mitigate`
+    what helps immediately without a restart, `operations` what an operator does for it, in this order, with the
+    commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not` what makes the
+    incident worse.
     """
 
     id: str
@@ -376,10 +375,10 @@ class Incident(NamedTuple):
 
     @property
     def rising(self) -> "tuple[Incident, ...]":
-        """The incident as `sudden` tells it, if it has one: at the lowest burn rate, without hours of it."""
+        """The incident as `sudden` tells it, if it has one: at half of the lowest burn rate, without hours of it."""
         if not (self.sudden and self.burns):
             return ()
-        slow = self.over(self.burns[-1])
+        slow = self.over(self.burns[-1]._replace(factor=self.burns[-1].factor / 2))
         return (slow._replace(symptoms=(*slow.symptoms, self.sudden), burns=()),)
 
 

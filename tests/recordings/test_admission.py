@@ -79,6 +79,19 @@ def test_immediate_mitigation_is_no_restart(tmp_path: Path) -> None:
     assert [proposal.text for proposal in proposals if "restart it" in proposal.text.lower()] == []
 
 
+def test_a_cache_that_is_full_although_nothing_runs_is_freed_by_a_restart_alone(tmp_path: Path) -> None:
+    held = rewriting.changed(
+        rewriting.scrapes("idle"),
+        lambda text: rewriting.with_value(
+            rewriting.with_value(text, GAUGE.format("waiting"), "3.0"), "vllm:kv_cache_usage_perc{", "1.0"
+        ),
+    )
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path, held))]))
+    stacks, first, *others = found(report, "admission_deadlock").proposals
+    assert stacks.name == "diag doctor --stacks" and first.text.startswith("Restart the server now")
+    assert not [each for each in others if "Drop the request" in each.text or each.fix.flag.startswith("--max-model")]
+
+
 @pytest.mark.parametrize(("contexts", "is_proposed"), [(2, True), (40, False)])
 def test_a_prompt_is_admitted_by_its_first_chunk_only_where_few_whole_ones_fit(
     tmp_path: Path, contexts: int, is_proposed: bool

@@ -331,6 +331,16 @@ def test_crash_stays_told_after_the_restart_for_a_quarter_of_an_hour(tmp_path: P
     assert later.verdict == "healthy"
 
 
+@pytest.mark.parametrize("killed", [True, False], ids=["by the kernel", "by itself"])
+def test_a_crash_for_lack_of_memory_is_told_with_more_of_it(tmp_path: Path, killed: bool) -> None:
+    def beside(t: float) -> str:
+        kill = f"diag_host_last_oom_kill_timestamp_seconds {BEGAN + 60}\n" if t >= 60 else ""
+        return (f"diag_vllm_up 1\n{kill}") if killed else crash_log(60)(t)
+
+    proposals = found(server(tmp_path, 200, 2, down=((60, 100),), beside=beside), "server_crashed").proposals
+    assert any(each.text.startswith("Give the server more host memory") for each in proposals) == killed
+
+
 # -- the log of a server that was started again ----------------------------------------------------------------------
 
 LOG = (RECORDINGS / "engine_device_fault" / "server.log").read_text(encoding="utf-8").splitlines(keepends=True)

@@ -114,6 +114,22 @@ def test_a_share_below_the_fast_burn_is_told_if_it_rose_suddenly(
     assert (state(report, FAILING), FAILING in present(report)) == (expected, expected == "present")
 
 
+@pytest.mark.parametrize(
+    ("failed", "told"), [(2.2, True), (0.8, False)], ids=["5.5 %, and none before", "2 %, and none before"]
+)
+def test_a_lasting_share_that_no_objective_allows_is_told_below_the_pages_of_its_budget(
+    tmp_path: Path, failed: float, told: bool
+) -> None:
+    """Half an hour at 40 answers in 30 s, of which some fail for the last 15 minutes."""
+    pages = []
+    for at, (_, host, page) in enumerate(([*rewriting.scrapes("healthy")] * 2)[:60]):
+        text = re.sub(r"(http_requests|process_start)[^\n]*\n", "", page)
+        lost = failed * max(at - 30, 0)
+        pages.append((1.7e9 + 30 * at, host, text + answers("2xx", 5000 + 40 * at - lost) + answers("5xx", lost)))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    assert (FAILING in present(report)) == told
+
+
 @pytest.mark.parametrize(("failed", "is_told"), [(4, True), (1, False)], ids=["a fifth", "a twentieth, briefly"])
 def test_a_wave_of_errors_that_is_over_is_told(tmp_path: Path, failed: int, is_told: bool) -> None:
     """For three minutes some of 20 answers in 10 s fail; then none does for seven minutes."""

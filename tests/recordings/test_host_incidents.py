@@ -275,6 +275,7 @@ def test_idle_ranks_are_no_stall(tmp_path: Path) -> None:
     assert (report.verdict, report.progress[0].state) == ("healthy", "idle")
 
 
+BOUND = "tp_interconnect_bound"
 FULL = 24e9  # of 31.5 GB/s that 16 lanes of generation 4 carry
 
 
@@ -293,6 +294,46 @@ def test_link_that_lost_its_lanes_is_to_be_repaired(tmp_path: Path) -> None:
     assert first.proposals[0].text.startswith("Repair the PCIe link")
     (lanes,) = (each for each in first.diagnosis.supports if each.condition.signal.name == "PCIe lanes lost")
     assert (lanes.value, lanes.culprits) == (0.75, ("GPU 1",))
+
+
+def test_link_at_a_low_generation_is_named(tmp_path: Path) -> None:
+    low = gpu(1, pcie_link_generation__current=1, pcie_bytes_total__rx=lambda t: 3.4e9 * t)
+    first = found(judge(tmp_path, HEALTHY, TWO, gpu(0, pcie_bytes_total__rx=lambda t: 3.4e9 * t), low), BOUND)
+    assert first.proposals[0].text.startswith("Repair the PCIe link of GPU 1, which runs at a lower generation")
+    (lost,) = (each for each in first.diagnosis.supports if each.condition.signal.name == "PCIe generations lost")
+    assert (lost.value, lost.culprits) == (3, ("GPU 1 at generation 1",))
+
+
+@pytest.mark.parametrize("nvlinks", [0, 12])
+def test_gpu_whose_clock_is_far_below_that_of_its_peer_is_named(tmp_path: Path, nvlinks: int) -> None:
+    links = {"nvlink_active_links": nvlinks}
+    report = judge(tmp_path, HEALTHY, TWO, gpu(0, **links), gpu(1, **links, clock_hertz__sm=900e6))
+    assert present(report) == {BOUND}
+    (proposal,) = found(report, BOUND).proposals
+    assert "-i 1 -q" in proposal.name and "nvidia-smi -i 1 -rgc" in proposal.text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "first", "second"),
+    [
+        (2, {}, {"clock_hertz__sm": 1500e6}),
+        (2, {"clock_hertz__sm": 900e6}, {"clock_hertz__sm": 900e6}),
+        (2, {}, {"clock_hertz__sm": 900e6, "utilization_ratio": 0.2}),
+        (1, {}, {"clock_hertz__sm": 900e6}),
+    ],
+    ids=["a power limit", "all alike", "an idle GPU", "one rank"],
+)
+def test_clocks_that_hold_nobody_up_are_no_incident(
+    tmp_path: Path, ranks: int, first: dict[str, float], second: dict[str, float]
+) -> None:
+    assert not present(judge(tmp_path, HEALTHY, config(tensor_parallel_size=ranks), gpu(0, **first), gpu(1, **second)))
+
+
+def test_heat_is_the_cause_of_ranks_that_wait_for_a_hot_gpu(tmp_path: Path) -> None:
+    hot = gpu(1, clock_hertz__sm=900e6, throttle_seconds_total__hw_thermal=lambda t: 0.9 * t)
+    report = judge(tmp_path, HEALTHY, TWO, gpu(0), hot)
+    primary = {each.diagnosis.incident.id: each.diagnosis.primary for each in report.present}
+    assert primary == {"gpu_thermal_throttling": True, BOUND: False}
 
 
 @pytest.mark.parametrize(("needed", "bound"), [(0.45, True), (0.02, False)])
@@ -568,6 +609,12 @@ def test_an_earlier_servers_orphan_does_not_lead_before_the_death_of_the_server(
         ("engine_dead", "critical"),
         ("engine_orphaned", "warning"),
     ]
+    assert report.present[0].proposals[0].name.startswith("kill 91   # on gpu-7")
+
+
+def test_a_dead_server_that_leaves_nothing_behind_has_nothing_to_kill(tmp_path: Path) -> None:
+    proposals = found(judge(tmp_path, "engine_dead"), "engine_dead").proposals
+    assert proposals and not [each for each in proposals if "kill" in each.name]
 
 
 # -- devices whose telemetry nothing reads ----------------------------------------------------------------------------

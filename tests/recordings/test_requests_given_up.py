@@ -1,5 +1,6 @@
 """Requests that clients give up: their ages and the harm behind them decide, not their share alone."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,3 +122,20 @@ def test_only_harm_makes_requests_that_were_given_up_an_incident(
 ) -> None:
     served = [(1_700_000_000.0 + t, "h:1", page_with_http(t + 50_000, lost)) for t in range(0, 600, 5)]
     assert of(judged(tmp_path, served), ABORTED).state == state
+
+
+@pytest.mark.parametrize(("lost", "state"), [({}, "absent"), ({"5.0": 0.3}, "present")], ids=["none", "a time-out"])
+def test_clients_of_a_pooling_server_are_counted_as_others_are(
+    tmp_path: Path, lost: dict[str, float], state: str
+) -> None:
+    """Passages that are embedded in batches wait for each other for seconds, and no client gives up."""
+
+    def page(seconds: int) -> str:
+        text = page_with_http(seconds, lost).replace("/v1/completions", "/v1/embeddings")
+        queued = f'vllm:request_queue_time_seconds_count{{engine="0"}} {RATE * seconds}\n'
+        queue = 'vllm:request_queue_time_seconds_sum{engine="0"}'
+        return re.sub(f"(?m)^{re.escape(queue)}.*", f"{queue} {1.3 * RATE * seconds}", text) + queued
+
+    report = judged(tmp_path, [(1_700_000_000.0 + t, "h:1", page(t + 50_000)) for t in range(0, 600, 5)])
+    assert of(report, ABORTED).state == state
+    assert (report.verdict == "warning") == bool(lost)

@@ -127,6 +127,7 @@ def gpu(index: int = 0, **changes: object) -> Beside:
         "remap_failure": 0,
         "nvlink_active_links": 0,
         "pcie_link_generation:current": 4,
+        "pcie_link_generation:max": 4,
         "pcie_link_width:current": 16,
         "pcie_link_width:max": 16,
         "pcie_bytes_total:rx": lambda t: 1e9 * t,

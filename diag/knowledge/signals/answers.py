@@ -98,7 +98,6 @@ PARTS, SIGNALS = declared(
     """,
     _with_births("failed_answers", FAILED),
     _with_births("refused_answers", REFUSED),
-    GENERATING_ROUTES=GENERATING_ROUTES,
 )
 
 MOST_FAIL: Condition = SIGNALS["failed_share"].above(

@@ -13,6 +13,8 @@ XIDS = 'xid!~"13|31|43|45"'
 UNCORRECTED = 'diag_gpu_ecc_errors_total{kind="uncorrected"}'
 MUCH_MEMORY, NO_MEMORY_LEFT = 0.05, 0.02
 """Shares of a GPU's memory: more than a desktop or an agent holds; too little for the next allocation."""
+FAR_SLOWER = 0.7
+"""SM clock of a GPU / that of its fastest peer: power limits and chips differ by a tenth under the same load."""
 SERVER = f"{', '.join(GROUP)}, leader"
 """The labels of a server that spans nodes (--nnodes)."""
 
