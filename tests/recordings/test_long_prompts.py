@@ -36,6 +36,7 @@ def judged(
     rate: float = 1.3,
     token: float = 0.00012,
     budget: int = 32_768,
+    answer: int = 100,
 ) -> Report:
     """Judge a server of short prompts, to which long ones come at these seconds: each is a step of 3.6 s."""
     draw = random.Random(7)
@@ -45,7 +46,7 @@ def judged(
     while (at := at + draw.expovariate(rate)) < BEGUN + end:
         engine.send(Request(at, max(20, round(draw.gauss(300, 50))), draw.randint(200, 400)))
     for at in prompts:
-        engine.send(Request(BEGUN + at, round(tokens * draw.uniform(0.9, 1.05)), 100))
+        engine.send(Request(BEGUN + at, round(tokens * draw.uniform(0.9, 1.05)), answer))
 
     def scrapes() -> Iterator[Scrape]:
         for time in np.arange(every, end, every):
@@ -98,6 +99,12 @@ HEALTHY: dict[str, tuple[list[float], dict[str, float]]] = {
 def test_rare_or_short_pauses_are_healthy(tmp_path: Path, every: float, load: str) -> None:
     prompts, how = HEALTHY[load]
     report = judged(tmp_path, every, prompts, **how)  # type: ignore[arg-type]
+    assert (report.verdict, INCIDENT in present(report)) == ("healthy", False)
+
+
+def test_long_prompts_that_stall_at_most_one_stream_each_are_healthy(tmp_path: Path) -> None:
+    """Retrieval: hardly a short prompt, two long ones a minute, and in every other answer a pause of 1.3 s."""
+    report = judged(tmp_path, 15, [*by_chance(28, 4)], tokens=11_000, rate=0.01, answer=700)
     assert (report.verdict, INCIDENT in present(report)) == ("healthy", False)
 
 
