@@ -616,8 +616,7 @@ def _run(
             launched |= {use: filled} if name else {}
 
     environment, plain = {**variables}, dict(_plain(variables))
-    exported: dict[str, str] = {}
-    is_alone = len(commands) == 1
+    exported, is_alone = dict[str, str](), len(commands) == 1
     for at, words in commands:
         for name in {name for block, _ in paths[at] for name in others.get(block, ())}:
             environment.pop(name, None)
