@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DECISIVE = frozenset({"engine_dead", "startup_failed", "engine_orphaned", "gpu_out_of_memory"})
 """Incidents of which more scrapes of a server that refuses them show nothing new."""
 ORPHANS = "max by (instance) (diag_vllm_process_orphaned) == 1"
+LEFT = 300.0
+"""Seconds without a page, as Prometheus counts them, after which a server has left a recording of several."""
 LONGEST_SCRAPING = 125.0
 """Seconds to scrape for at most while requests are in flight and nothing moves: a huge prefill may take two minutes."""
 
@@ -110,7 +112,7 @@ def take_snapshot(options: ObserveOptions) -> Snapshot:
 def judge_observation(observation: Observation, contract: Contract, incidents: Sequence[Incident]) -> Snapshot:
     """Diagnose an observation."""
     cache = QueryCache(observation, contract)
-    scraped = scrapes(cache) if len(observation.instances) > 1 else {}
+    scraped = scrapes(cache, LEFT) if len(observation.instances) > 1 else {}
     cache.gone = vanished(scraped)
     if contract.site.prefix != OWN:  # a page does not show how Prometheus renames its metrics
         incidents = tuple(incident for incident in incidents if incident.id != "scrape_renames_metrics")

@@ -115,8 +115,11 @@ class Scrapes:
     last: float | None
 
 
-def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
-    """Estimate the interval and the gaps of each server's scrapes over the span, by their number in bins of time."""
+def scrapes(queries: QueryCache, patience: float = 0.0) -> dict[str, Scrapes]:
+    """Estimate the interval and the gaps of each server's scrapes over the span, by their number in bins of time.
+
+    `patience` are the seconds for which a server may lack scrapes at the end before it is no longer scraped.
+    """
     interval = round(queries.source.interval * 1000)
     servers = max(len(queries.subjects(INSTANCE)), 1)
     step = interval * max(1, math.ceil(queries.span * 1000 / interval / max(BINS // servers, FEWEST_BINS)))
@@ -139,7 +142,7 @@ def scrapes(queries: QueryCache) -> dict[str, Scrapes]:
         if len(there) > 2:
             lost += float(np.maximum(due - 1 - full, 0).sum())
         total = int(np.nansum(row))
-        is_gone = (len(row) - 1 - int(there[-1])) * window.seconds > PATIENCE * every
+        is_gone = (len(row) - 1 - int(there[-1])) * window.seconds > max(PATIENCE * every, patience)
         by_server[instance_name(who)] = Scrapes(
             count=total,
             failed=total - int(np.nansum(good[who])),

@@ -140,7 +140,7 @@ def test_v_is_verbose_and_q_is_the_first_line() -> None:
 @pytest.mark.parametrize(
     ("incident", "state", "row"),
     [
-        ("kv_eviction_cascade", "present, ongoing for at least", "symptom   preemptions / finished request"),
+        ("kv_eviction_cascade", "present, ongoing since", "symptom   preemptions / finished request"),
         ("queue_saturation", "absent: KV cache usage with one more request is 93.9 %, not <= 90 %", "does not hold"),
         ("host_memory_exhausted", "unknown: host memory running out is not measured", "not measured"),
     ],

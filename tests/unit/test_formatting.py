@@ -13,7 +13,7 @@ FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
     *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "names", "transfers"),
-    *("answers", "calls", "errors", "parts", "ports", "servers", "GiB", "items"),
+    *("answers", "calls", "errors", "parts", "ports", "servers", "GiB", "items", "generations"),
 }
 SIGNALS = {name: value for name, value in vars(diag.signals).items() if isinstance(value, Signal)}
 
