@@ -512,7 +512,8 @@ def _branches(
             for at, step in enumerate(steps)
             if not step.is_pattern and all(ways[block] == way for block, way in step.path)
         ]
-        yield active, {block: names[block] for block in names if block in ways and usual.get(block, ways[block]) != ways[block]}
+        others = {block for block, way in ways.items() if usual.get(block, way) != way}
+        yield active, {block: names[block] for block in names.keys() & others}
 
 
 def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
