@@ -159,25 +159,25 @@ def test_restart_without_requests_is_healthy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [5, 15])
-def test_replica_that_left_discovery_leaves_the_verdict_to_the_others(tmp_path: Path, every: float) -> None:
-    """Its pages end in order; one that ends with scrapes that fail is dead, and no server left may be called well."""
-
-    def replicas(failing: bool) -> Iterator[rewriting.Scrape]:
-        for t in np.arange(0.0, 900.0, every).tolist():
+@pytest.mark.parametrize(
+    ("drained", "failing", "verdict"),
+    [(True, 0, "healthy"), (False, 0, "unknown"), (True, 20, "unknown"), (True, 400, "critical")],
+    ids=["drained", "with requests in flight", "after scrapes that failed", "it fails to the end"],
+)
+def test_only_a_replica_that_left_in_order_leaves_the_verdict_to_the_others(
+    tmp_path: Path, every: float, drained: bool, failing: float, verdict: str
+) -> None:
+    def replicas() -> Iterator[rewriting.Scrape]:
+        for t in np.arange(0.0, 1000.0, every).tolist():
             yield BEGAN + t, "h:1", page(t, t + 7200, BEGAN - 7200, 0)
-            if t < 600 or failing:
-                yield BEGAN + t, "h:2", page(t, t + 7200, BEGAN - 7200, 0) if t < 600 else ""
+            if t < 600 + failing:
+                answered = page(t, t + 7200, BEGAN - 7200, 0, 0 if drained and t > 560 else 8)
+                yield BEGAN + t, "h:2", answered if t < 600 else ""
 
-    left, died = (
-        doctor.run(ObserveOptions([str(rewriting.write(tmp_path / str(failing), replicas(failing)))]))
-        for failing in (False, True)
-    )
-    assert (left.verdict, left.gone, [defect.kind for defect in left.observed.defects]) == (
-        "healthy",
-        ("h:2",),
-        ["gone"],
-    )
-    assert (died.verdict, died.gone) == ("critical", ())
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", replicas()))]))
+    assert report.verdict == verdict
+    assert report.gone == (("h:2",) if verdict == "healthy" else ())
+    assert ("gone" in {defect.kind for defect in report.observed.defects}) == (verdict != "critical")
 
 
 @pytest.mark.parametrize(
