@@ -181,7 +181,8 @@ def test_only_a_replica_that_left_in_order_leaves_the_verdict_to_the_others(
 
 
 @pytest.mark.parametrize(
-    ("every", "kept", "verdict"), [(10, 150, "no_incident"), (5, 60, "no_incident"), (10, 20, "healthy")]
+    ("every", "kept", "verdict"),
+    [(10, 150, "no_incident"), (5, 60, "no_incident"), (10, 20, "healthy"), (1, 10, "healthy")],
 )
 def test_pages_of_a_cache_that_keeps_them_for_minutes_prove_no_health(
     tmp_path: Path, every: float, kept: float, verdict: str
