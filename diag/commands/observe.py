@@ -116,9 +116,8 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
     """Diagnose an observation."""
     cache = QueryCache(observation, contract)
     scraped = scrapes(cache, LEFT) if len(observation.instances) > 1 else {}
-    ends = cache.ask(LEFT_BEHIND, ("instance",), cache.whole, observation.instants[-1:]) if scraped else {}
-    orderly = {instance_name(subject) for subject, row in ends.items() if row[-1] == 0}
-    cache.gone = vanished(scraped) & orderly
+    ends = cache.ask(LEFT_BEHIND, ("instance",), cache.whole, observation.instants[-1:])
+    cache.gone = vanished(scraped) & {instance_name(subject) for subject, row in ends.items() if row[-1] == 0}
     if contract.site.prefix != OWN:  # a page does not show how Prometheus renames its metrics
         incidents = tuple(incident for incident in incidents if incident.id != "scrape_renames_metrics")
     running = {instance: running_of(observation, instance) for instance in observation.instances}
