@@ -205,10 +205,17 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
         return began
     sign, shown = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why), until if began is None else began
     scrapes = _first_scrape(sign, 0.0, diagnosis, queries, shown, LOOK_BACK, end)
-    if _has_events(incident) and _is_early(diagnosis, shown, queries):  # events had begun, or a symptom had, by then
-        readings = [one for one in diagnosis.symptoms if one.condition in incident.symptoms]
-        begins = (_first_scrape(one.condition, one.limit, diagnosis, queries, shown, LOOK_BACK) for one in readings)
-        began, scrapes = None, scrapes if all(begins) else []
+    if _has_events(incident) and _is_early(diagnosis, shown, queries):
+        first = queries.source.first / 1000
+        asked = ((one.condition, one.limit) for one in diagnosis.symptoms if one.condition in incident.symptoms)
+        rows = (
+            row
+            for one, limit in asked
+            if one.op != "<"
+            for row in _held(one, limit, diagnosis, queries, first, shown)[1]
+        )
+        was_under_way = any((row == 1).any() and not (row == 0).any() for row in rows)
+        began, scrapes = None, [] if was_under_way else scrapes  # a scrape between two events shows none
     return next((scrape for scrape in scrapes if after is None or scrape > after), began)
 
 

@@ -92,7 +92,7 @@ def test_a_prefix_cache_that_is_lost_explains_the_queue_of_its_prefills(tmp_path
     (lost,) = (each for each in report.present if each.diagnosis.primary)
     assert lost.diagnosis.incident.id == LOST
     assert lost.proposals[0].text.startswith("Undo the last change")
-    assert abs((lost.diagnosis.since or 0) - BEGUN - 500) <= every + 15
+    assert abs((lost.diagnosis.since or 0) - BEGUN - 500) <= every + 10
     assert "queue_saturation" in {each.diagnosis.incident.id for each in report.present}
 
 
