@@ -13,6 +13,7 @@ from diag.core.contract import Contract, apply_overrides, find, renamed_threshol
 from diag.core.formatting import plural
 from diag.core.incident import Incident
 from diag.core.metric_prefix import OWN
+from diag.core.subjects import instance_name
 from diag.diagnosis.build_report import build_report, merge_log_reports
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
@@ -32,6 +33,8 @@ DECISIVE = frozenset({"engine_dead", "startup_failed", "engine_orphaned", "gpu_o
 ORPHANS = "max by (instance) (diag_vllm_process_orphaned) == 1"
 LEFT = 300.0
 """Seconds without a page, as Prometheus counts them, after which a server has left a recording of several."""
+LEFT_BEHIND = "$running_last + $waiting_last + $does_not_answer"
+"""0 at the last scrape of a server that was stopped in order: drained, and answering to the end."""
 LONGEST_SCRAPING = 125.0
 """Seconds to scrape for at most while requests are in flight and nothing moves: a huge prefill may take two minutes."""
 
@@ -113,7 +116,8 @@ def judge_observation(observation: Observation, contract: Contract, incidents: S
     """Diagnose an observation."""
     cache = QueryCache(observation, contract)
     scraped = scrapes(cache, LEFT) if len(observation.instances) > 1 else {}
-    cache.gone = vanished(scraped)
+    ends = cache.ask(LEFT_BEHIND, ("instance",), cache.whole, observation.instants[-1:])
+    cache.gone = vanished(scraped) & {instance_name(subject) for subject, row in ends.items() if row[-1] == 0}
     if contract.site.prefix != OWN:  # a page does not show how Prometheus renames its metrics
         incidents = tuple(incident for incident in incidents if incident.id != "scrape_renames_metrics")
     running = {instance: running_of(observation, instance) for instance in observation.instances}

@@ -121,6 +121,7 @@ def _first_scrape(
     before, first = instants <= until * 1000, []
     for held in rows:
         usual, apart = _breaks(instants[(held == 1) & ~before], queries)
+        apart = math.inf if is_event and _is_early(diagnosis, until, queries) else apart
         for shown in runs(held[before], instants[before], apart)[-1:]:
             is_broken = (held[before][shown[-1] :] == 0).any() and until - instants[shown[-1]] / 1000 > apart
             clean = max(usual, 2.5 * queries.source.interval * is_event)  # less than that before it is chance
@@ -202,9 +203,26 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
         began = _first_sign(diagnosis, since, queries)
     if incident.sign is None:
         return began
-    sign = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why)
-    scrapes = _first_scrape(sign, 0.0, diagnosis, queries, until if began is None else began, LOOK_BACK, end)
+    sign, shown = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why), until if began is None else began
+    scrapes = _first_scrape(sign, 0.0, diagnosis, queries, shown, LOOK_BACK, end)
+    if _has_events(incident) and _is_early(diagnosis, shown, queries):
+        first = queries.source.first / 1000
+        asked = ((one.condition, one.limit) for one in diagnosis.symptoms if one.condition in incident.symptoms)
+        rows = (
+            row
+            for one, limit in asked
+            if one.op != "<"
+            for row in _held(one, limit, diagnosis, queries, first, shown)[1]
+        )
+        was_under_way = any((row == 1).any() and not (row == 0).any() for row in rows)
+        began, scrapes = None, [] if was_under_way else scrapes  # a scrape between two events shows none
     return next((scrape for scrape in scrapes if after is None or scrape > after), began)
+
+
+def _is_early(diagnosis: Diagnosis, at: float, queries: QueryCache) -> bool:
+    """Return True if the first live window of all samples shows an episode already."""
+    window = queries.live(diagnosis.incident.live_window).seconds + 1.5 * queries.source.interval
+    return at - queries.source.first / 1000 <= window
 
 
 def _since_when(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
@@ -295,7 +313,8 @@ def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
         return tuple(one._replace(history=other.history) for one, other in zip(readings, closer, strict=True))
 
     episodes = diagnosis.episodes
-    if again.ongoing and diagnosis.incident.began is None and episodes[-1][0] is None:
+    is_dated = again.ongoing and incident.began is None and not _has_events(incident)  # scrapes between two show none
+    if is_dated and episodes[-1][0] is None:
         episodes = ((again.episodes[-1][0], episodes[-1][1]),)
     return diagnosis._replace(
         since=episodes[0][0],

@@ -125,6 +125,7 @@ _CPU = "process_cpu_seconds_total[15m]"
 REPEATS = Signal(
     "scrapes that repeat the page before / scrapes",
     f"1 - max by ($by) (changes({_CPU})) / (max by ($by) (count_over_time({_CPU})) - 1 >= 10)"
+    " and max by ($by) (changes(process_cpu_seconds_total[5m])) <= 5"
     " and (max by ($by) ($tokens_and_requests_processed[15m]) > 0)",
     "{value} of the pages of 15 minutes repeat the page before",
     "share",
@@ -164,7 +165,7 @@ CONTRADICTED = (
     ),
     (
         PARTS[0],
-        REPEATS.above(0.8, judged("each page is a minute old then, at a scrape interval of 15 s")),
+        REPEATS.above(0.8, judged("with five new pages in five minutes, each is up to a minute old")),
         "fresh pages: {value} of the last 15 minutes repeat the page before with all counters (a cache)",
     ),
     (

@@ -19,14 +19,7 @@ from diag.core.log_events import CUDA_OUT_OF_MEMORY, NO_KV_CACHE_MEMORY
 from diag.log.interpreter import LogInterpreter
 from diag.log.meanings import PlacedLine
 from diag.log.origin import LineOrigin
-from diag.log.parse_line import (
-    FIRST,
-    LAST,
-    LONGEST,
-    read_lines,
-    skipped_note,
-    split_redrawn,
-)
+from diag.log.parse_line import FIRST, LAST, LONGEST, read_lines, skipped_note, split_redrawn
 from diag.log.patterns import parse_amount, read_values
 from diag.log.server_log import ServerLog
 from diag.log.trackers import parse_settings

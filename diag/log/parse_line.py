@@ -343,19 +343,24 @@ def first_time(lines: Iterable[str], zone: tzinfo | None, year_hint: float) -> t
 
 
 class TimedLine(NamedTuple):
-    """A line of a file with its time and its number; the redrawings of a bar in one line have the same number."""
+    """A line of a file with its time and its number; the redrawings of a bar in one line have the same number.
+
+    `is_guess`: an answer that is an error, and whose time no line bounds to a minute.
+    """
 
     at: float
     text: str
     number: int
+    is_guess: bool = False
 
 
 def read_timed_lines(path: Path, zone: tzinfo | None, year_hint: float, until: float = 0.0) -> list[TimedLine]:
     """Read a recorded log, to be fed to a `ServerLog` of the same zone up to any moment.
 
     If the log is larger than FIRST and LAST bytes, the part between them is skipped. The times never go back; a line
-    without a time has that of the line before, or of the first line that has one. Answers without a time are spread
-    evenly up to the next time, or up to `until`, the end of the recording: an idle server logs nothing else.
+    without a time has that of the line before, or of the first line that has one. Answers without a time are spread up
+    to the next time, or up to `until`, the end of the recording, as an idle server logs nothing else: those of /metrics
+    evenly, since scrapes are, with the others between them; without scrapes, all of them.
     `year_hint` is a unix time at or after the end of the log, such as that of the recording's last scrape.
     """
     parser, stated = LineParser(zone), []
@@ -364,15 +369,19 @@ def read_timed_lines(path: Path, zone: tzinfo | None, year_hint: float, until: f
             parsed = parser.parse(line[:MOST_CHARACTERS], year_hint)
             stated.append((next((part.at for part in parsed if part.at is not None), None), line, number))
     at, begun = next((time for time, *_ in stated if time is not None), year_hint), False
-    timed, answers = list[TimedLine](), list[int]()
+    timed, answers = list[TimedLine](), dict[int, AnsweredRequest]()
     for time, line, number in [*stated, (until, "", 0)]:
         head = UVICORN.match(line) if time is None and begun else None
-        if head and parse_request(line[head.end() :]):
-            answers.append(len(timed))
+        if head and (request := parse_request(line[head.end() :])):
+            answers[len(timed)] = request
         elif time is not None:
-            for place, answer in enumerate(answers, 1):
-                timed[answer] = timed[answer]._replace(at=at + max(time - at, 0.0) * place / (len(answers) + 1))
-            at, begun, answers = max(at, time), True, []
+            pages = [request.route == "/metrics" for request in answers.values()]
+            steps = [*accumulate(pages if any(pages) else [True] * len(pages))]
+            for (answer, request), step in zip(answers.items(), steps, strict=True):
+                guess = request.status >= "400" and (time - at) / (sum(pages) + 1) > 60
+                moment = at + max(time - at, 0.0) * step / (steps[-1] + 1)
+                timed[answer] = timed[answer]._replace(at=moment, is_guess=guess)
+            at, begun, answers = max(at, time), True, {}
         timed.append(TimedLine(at, line, number))
     latest = accumulate((line.at for line in timed[:-1]), max)
     return [line._replace(at=moment) for line, moment in zip(timed, latest, strict=False)]

@@ -2,13 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from diag.core.log_events import (
-    ANSWERS,
-    CUT_AT_SHUTDOWN,
-    ENGINE_DEAD,
-    ENGINE_START_FAILED,
-    KILLED_BY_SIGNAL,
-)
+from diag.core.log_events import ANSWERS, CUT_AT_SHUTDOWN, ENGINE_DEAD, ENGINE_START_FAILED, KILLED_BY_SIGNAL
 from diag.core.metric_families import Sample
 from diag.exposition.scrapes import Reading
 from diag.log.corroboration import RESOLUTION
@@ -17,13 +11,7 @@ from diag.log.parse_line import AnsweredRequest, ParsedLine
 from diag.log.patterns import Pattern
 from diag.log.run import ServerRun, Writers
 from diag.log.tracebacks import ErrorLine
-from diag.log.trackers import (
-    READY_STAGE,
-    CrashStreak,
-    EventCounts,
-    RootCauseTracker,
-    StartupProgress,
-)
+from diag.log.trackers import READY_STAGE, CrashStreak, EventCounts, RootCauseTracker, StartupProgress
 from diag.vllm.routes import asks_for_inference
 
 

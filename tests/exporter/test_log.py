@@ -273,6 +273,20 @@ def test_answers_without_a_time_are_spread_up_to_the_next_one(tmp_path: Path) ->
     assert [moment - at("02:00:00") for moment, *_ in read_timed_lines(path, UTC, NOW)][-2:] == [30, 30]
 
 
+def test_scrapes_in_the_log_date_the_answers_between_them(tmp_path: Path) -> None:
+    """Scrapes come evenly; ten errors at once are no errors of all the time up to the next line with a time."""
+    refused = 'INFO:     10.0.0.1:4000 - "POST /v1/completions HTTP/1.1" 401 Unauthorized\n'
+    scrape = 'INFO:     10.0.0.9:4000 - "GET /metrics HTTP/1.1" 200 OK\n'
+    path, end = tmp_path / "server.log", at("02:10:00")
+    path.write_text(head("02:00:00") + "a\n" + scrape + 10 * refused + 18 * scrape)
+    lines = read_timed_lines(path, UTC, NOW, end)
+    assert [line.at - at("02:00:00") for line in lines if " 401 " in line.text] == [30] * 10
+    assert not any(line.is_guess for line in lines)
+    path.write_text(head("02:00:00") + "a\n" + 10 * refused)
+    assert [line.is_guess for line in read_timed_lines(path, UTC, NOW, end)] == [False] + [True] * 10
+    assert not any(line.is_guess for line in read_timed_lines(path, UTC, NOW, at("02:00:59")))
+
+
 def test_a_recording_can_be_fed_up_to_any_moment() -> None:
     known = read_timed_lines(RECORDINGS / "tp2_long_stall/server.log", UTC, NOW)
     state = ServerLog(UTC)

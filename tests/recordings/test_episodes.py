@@ -159,29 +159,36 @@ def test_restart_without_requests_is_healthy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [5, 15])
-def test_replica_that_left_discovery_leaves_the_verdict_to_the_others(tmp_path: Path, every: float) -> None:
-    """Its pages end in order; one that ends with scrapes that fail is dead, and no server left may be called well."""
-
-    def replicas(failing: bool) -> Iterator[rewriting.Scrape]:
-        for t in np.arange(0.0, 900.0, every).tolist():
+@pytest.mark.parametrize(
+    ("drained", "failing", "end", "verdict"),
+    [
+        (True, 0, 1000, "healthy"),
+        (True, 0, 800, "unknown"),
+        (False, 0, 1000, "unknown"),
+        (True, 20, 1000, "unknown"),
+        (True, 400, 1000, "critical"),
+    ],
+    ids=["drained", "for three minutes", "with requests in flight", "after failed scrapes", "it fails to the end"],
+)
+def test_only_a_replica_that_left_in_order_leaves_the_verdict_to_the_others(
+    tmp_path: Path, every: float, drained: bool, failing: float, end: float, verdict: str
+) -> None:
+    def replicas() -> Iterator[rewriting.Scrape]:
+        for t in np.arange(0.0, end, every).tolist():
             yield BEGAN + t, "h:1", page(t, t + 7200, BEGAN - 7200, 0)
-            if t < 600 or failing:
-                yield BEGAN + t, "h:2", page(t, t + 7200, BEGAN - 7200, 0) if t < 600 else ""
+            if t < 600 + failing:
+                answered = page(t, t + 7200, BEGAN - 7200, 0, 0 if drained and t > 560 else 8)
+                yield BEGAN + t, "h:2", answered if t < 600 else ""
 
-    left, died = (
-        doctor.run(ObserveOptions([str(rewriting.write(tmp_path / str(failing), replicas(failing)))]))
-        for failing in (False, True)
-    )
-    assert (left.verdict, left.gone, [defect.kind for defect in left.observed.defects]) == (
-        "healthy",
-        ("h:2",),
-        ["gone"],
-    )
-    assert (died.verdict, died.gone) == ("critical", ())
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", replicas()))]))
+    assert report.verdict == verdict
+    assert report.gone == (("h:2",) if verdict == "healthy" else ())
+    assert ("gone" in {defect.kind for defect in report.observed.defects}) == (end == 1000 and verdict != "critical")
 
 
 @pytest.mark.parametrize(
-    ("every", "kept", "verdict"), [(10, 150, "no_incident"), (5, 60, "no_incident"), (10, 20, "healthy")]
+    ("every", "kept", "verdict"),
+    [(10, 150, "no_incident"), (5, 60, "no_incident"), (10, 20, "healthy"), (1, 10, "healthy")],
 )
 def test_pages_of_a_cache_that_keeps_them_for_minutes_prove_no_health(
     tmp_path: Path, every: float, kept: float, verdict: str

@@ -329,6 +329,14 @@ def test_clocks_that_hold_nobody_up_are_no_incident(
     assert not present(judge(tmp_path, HEALTHY, config(tensor_parallel_size=ranks), gpu(0, **first), gpu(1, **second)))
 
 
+def test_clocks_of_engines_with_another_load_differ(tmp_path: Path) -> None:
+    """A data-parallel engine at its power limit loses a third of its clock; one with few requests loses none."""
+    engines = [*rewriting.as_ranks(*[rewriting.scrapes(HEALTHY)] * 2)]
+    slow = (TWO, gpu(0), gpu(1), gpu(2, clock_hertz__sm=900e6), gpu(3, clock_hertz__sm=900e6))
+    pages = [(t, host, shown + scenarios.text(t - engines[0][0], shown, slow)) for t, host, shown in engines]
+    assert BOUND not in present(doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))])))
+
+
 def test_heat_is_the_cause_of_ranks_that_wait_for_a_hot_gpu(tmp_path: Path) -> None:
     hot = gpu(1, clock_hertz__sm=900e6, throttle_seconds_total__hw_thermal=lambda t: 0.9 * t)
     report = judge(tmp_path, HEALTHY, TWO, gpu(0), hot)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,16 @@ def test_a_log_alone_shows_it_at_once_whatever_the_status(tmp_path: Path, status
     assert (report.verdict, found(report, REFUSED).diagnosis.primary) == ("warning", True)
     advice = " ".join(each.text for each in found(report, REFUSED).proposals)
     assert ("VLLM_HTTP_MAX_REQUEST_BODY_SIZE" in advice) is (status == 413)
+
+
+@pytest.mark.parametrize(("status", "noted"), [(401, True), (200, False)])
+def test_errors_whose_time_nothing_bounds_are_said_to_be_spread(tmp_path: Path, status: int, noted: bool) -> None:
+    begin = next(rewriting.scrapes("weights_not_reloaded"))[0]
+    started = f"INFO {datetime.fromtimestamp(begin, UTC):%m-%d %H:%M:%S} [api_server.py:1] a"
+    rewriting.pages_alone(tmp_path, "weights_not_reloaded")
+    (tmp_path / "server.log").write_text("\n".join([started, *[line(status)] * 3]) + "\n")
+    notes = doctor.run(ObserveOptions([str(tmp_path)])).observed.notes
+    assert ("3 errors in server.log without a time: assumed to be spread evenly" in notes) == noted
 
 
 def test_the_order_of_the_lines_shows_a_wave_behind_successes(tmp_path: Path) -> None:

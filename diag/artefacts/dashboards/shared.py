@@ -7,15 +7,7 @@ from typing import Any, NamedTuple
 
 from diag.artefacts import grafana
 from diag.artefacts.grafana import BAD, GOOD, NEUTRAL, DashboardPage, PanelHeader, PanelQuery, QueryVariable, Threshold
-from diag.artefacts.names import (
-    CARD,
-    GENERATED_MARK,
-    GRAFANA_UNITS,
-    claim,
-    dashboard_uid,
-    expression,
-    subject_labels,
-)
+from diag.artefacts.names import CARD, GENERATED_MARK, GRAFANA_UNITS, claim, dashboard_uid, expression, subject_labels
 from diag.core.contract import Contract, Site
 from diag.core.incident import Condition, Incident, Signal, regroup
 from diag.core.metric_prefix import GENERATED, OWN, RUNNING, in_any_release, metric

@@ -7,13 +7,7 @@ adds what a straight line leaves unexplained. Requests that only grow, token by 
 """
 
 from diag.core.incident import BurnRateWindow, documented, judged
-from diag.knowledge.signals.expressions import (
-    E2E,
-    ITL,
-    TTFT,
-    declared,
-    labelled,
-)
+from diag.knowledge.signals.expressions import E2E, ITL, TTFT, declared, labelled
 
 ENOUGH = 10
 """Finished requests below which a habit of the clients may be chance; a reasoning model may finish two a minute."""

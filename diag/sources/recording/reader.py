@@ -165,7 +165,11 @@ class RecordedLog:
         self.state = ServerLog(zone, shown)
         self._begun = False
         self._rest = deque(read_timed_lines(file, zone, first, first + span))
-        self.skipped = skipped_note(file)
+        guesses = sum(line.is_guess for line in self._rest)
+        untimed = (
+            f"{plural(guesses, 'error')} in {file.name} without a time: assumed to be spread evenly" if guesses else ""
+        )
+        self.notes = [note for note in (skipped_note(file), untimed) if note]
 
     def until(self, at: float, page: bytes) -> Sequence[Reading]:
         """Return the log's metrics at a scrape; `page` is b"" if it failed. Scrapes come in order."""
@@ -219,7 +223,7 @@ class _Gathered:
             yield f"{plural(len(self.unreadable), 'scrape')} skipped (without a valid time): {self.unreadable[0]}"
         if self.limit:
             yield f"the recording goes beyond {self.limit}: its first {plural(self.scrapes, 'scrape')} were used"
-        yield from (log.skipped for log in self.logs.values() if log.skipped)
+        yield from (note for log in self.logs.values() for note in log.notes)
         last = max(scrape.at for target in self.targets.values() for scrape in target.scrapes)
         if last > time.time() * 1000 + _DAY:
             yield f"the last scrape is dated in the future ({moment(last / 1000)}): a clock was wrong"
