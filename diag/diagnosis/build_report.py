@@ -27,6 +27,7 @@ from diag.knowledge.known_failures import (
     MOST_SEEN,
     NOTHING,
     OTHERS,
+    WORDS,
     KnownFailure,
     around,
     known_failure,
@@ -394,6 +395,9 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
             return NotJudged(why, subject, told._replace(seen=_failed_request(line)))
         told = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
         return NotJudged(why, subject, _placed(told, told.seen or ending.last, ending.context) if told else None)
+    tail = ending.context.nearby.rstrip().rpartition("\n")[2]
+    if ending.state == "serving" and WORDS.crash.match(tail):
+        return NotJudged(REASONS["log_shows"]["crash"].format(line=around(hidden(tail), WORDS.crash)), subject)
     if ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
         why = REASONS["log_shows"]["few_failed"].format(
             failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}"

@@ -38,7 +38,7 @@ class _Words(SimpleNamespace):
 WORDS = _Words()
 PLACES, RAISED, SHAPES, OTHERS, THREADS, TOPICS = "places", "raised", "shapes", "others", "threads", "topics"
 TIERS = {SHAPES: 2, RAISED: 3, PLACES: 4, TOPICS: 5}
-LAST_TIER = 7
+LAST_TIER = 6
 """The tiers of files: what an error says comes before its place, its topic after, what anything may reach last."""
 OF_HOSTS = (OTHERS, "environment", "devices", "ranks", "memory", "launch")
 """Files with kinds that other programs than vLLM print: the host's, the container's, the cluster's, libraries."""
@@ -217,9 +217,8 @@ def _options_given(place: re.Match[str], context: LogContext) -> list[str]:
     if arguments:
         return [name for name in names if f"'{fields[name]}':" in arguments["args"]]
     hints, short = words().hints, "\n".join(line for line in context.nearby.splitlines() if len(line) < LONG_LINE)
-    hinted = [name for name in names if name in hints and hints[name].search(short)]
-    unset = re.compile("|".join(rf"\b{field}=(?:None|False|1)\b" for field in fields.values())).findall(context.nearby)
-    return hinted or [name for name in names if f"{fields[name]}=" not in " ".join(unset)]
+    names = [name for name in names if not re.search(rf"\b{fields[name]}=(?:None|False|1)\b", context.nearby)]
+    return [name for name in names if name in hints and hints[name].search(short)] or names
 
 
 _FIGURES = re.compile(r"(?P<left>\w+) (?P<op><|>) (?:(?P<factor>[\d.]+) )?(?P<right>\w+)")
@@ -296,7 +295,7 @@ def known_failure(
         for text, failure in itertools.product(_in_order(texts, beside, number), kinds):
             if text in raised_beside and not (number > 1 or failure.basis == "named by the error"):
                 continue
-            if has_place and failure.file not in (PLACES, TOPICS) and failure.basis == "guess" and not failure.frames:
+            if has_place and failure.file != PLACES and failure.basis == "guess" and not failure.frames:
                 continue
             values = failure.values(text, frames, context)
             if values is None or not failure.applies_to(version, model):
@@ -344,11 +343,10 @@ def _in_order(texts: Sequence[str], beside: Sequence[str], tier: int) -> Sequenc
 
 def _tier(kind: FailureKind) -> int:
     """Return the rank of a kind: what more than the error decides comes first, what many causes have last."""
-    if kind.file in (PLACES, TOPICS) and kind.generic:
-        return LAST_TIER - (kind.file == PLACES)
-    if kind.file in (PLACES, TOPICS) or not kind.has_context:
-        return TIERS.get(kind.file, TIERS[RAISED] if kind.generic else 1)
-    return 0
+    is_placed = kind.file in (PLACES, TOPICS)
+    if kind.has_context and not is_placed:
+        return 0
+    return LAST_TIER if is_placed and kind.generic else TIERS.get(kind.file, TIERS[RAISED] if kind.generic else 1)
 
 
 def bare(text: str) -> str:
@@ -389,8 +387,7 @@ def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = Fal
     """
     last: KnownFailure | None = None
     for line in filter(None, map(WORDS.complains.match, context.nearby.splitlines()[: -MOST_COMPLAINTS - 1 : -1])):
-        text = (line["said"] or line["text"]).strip()
-        text = bare(text)
+        text = bare((line["said"] or line["text"]).strip())
         told, seen = known_failure([text], version, "", context=context), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
             return told._replace(seen=seen)

@@ -1,6 +1,7 @@
 """The table of failures: every kind is found by its own example, and says one thing that can be done."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,71 @@ def test_what_stands_beside_an_error_that_says_nothing_names_the_cause() -> None
     assert (found.id, found.seen) == ("custom_all_reduce_fails", said)
     plain = known_failure([line.replace("initialization failed", "was slow")], "", "", "", LogContext(near))
     assert plain is None or not plain.id.startswith("custom_all_reduce")
+
+
+FAULT = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+SAYS_NOTHING = "RuntimeError: Engine core initialization failed. See root cause above."
+SHAPES = "ValueError: frobs of shape (100,) into shape (101,)"
+FP8_KERNEL = "INFO 10-01 11:00:00 [fp8.py:320] Selected FlashInferFP8ScaledMMLinearKernel for Fp8LinearMethod"
+NO_FP8 = "type fp8e4nv not supported in this architecture"
+NOT_CALLABLE = "TypeError: 'function' object is not subscriptable"
+
+
+@pytest.mark.parametrize(
+    ("line", "near", "kind"),
+    [
+        # an error that points to another one is told by it, also by its topic alone; what names the cause comes first
+        (SAYS_NOTHING, "ERROR [core.py:1] FrobError: connection to the frob store was not possible", "topic_network"),
+        (
+            SAYS_NOTHING,
+            "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'\n"
+            "IndexError: index out of range in self",
+            "custom_all_reduce_fails",
+        ),
+        # FlashInfer's FP8 kernel fails on consumer Blackwell, within CUDA graphs
+        (FAULT, FP8_KERNEL, "flashinfer_fp8_matrix_in_graphs"),
+        (FAULT, f"INFO GPU: NVIDIA B200\n{FP8_KERNEL}", "cuda_illegal_memory_access"),
+        (FAULT, f"INFO enforce_eager=True\n{FP8_KERNEL}", "cuda_illegal_memory_access"),
+        # a compiler's error in a worker is the same error
+        ("RuntimeError: Worker failed with error 'at 1:0:", NO_FP8, "triton_kernel_without_fp8"),
+        ("triton.compiler.errors.CompilationError: at 1:0:", NO_FP8, "triton_kernel_without_fp8"),
+        # a frame of vLLM alone shows no kernel
+        (NOT_CALLABLE, '  File "/vllm/v1/worker/block_table.py", line 9, in compute_slot_mapping', "triton_kernel_on"),
+        (NOT_CALLABLE, '  File "/vllm/v1/engine/core.py", line 9, in run_engine_core', ""),
+    ],
+    ids=[
+        "an error beside", "a guess beside", "consumer Blackwell", "B200", "no graphs", "a worker's compiler",
+        "a compiler", "a kernel", "no kernel",
+    ],
+)  # fmt: skip
+def test_the_log_around_an_error_decides_its_kind(line: str, near: str, kind: str) -> None:
+    found = known_failure([line], "", "", "", LogContext(near, "cuda", "ready"))
+    assert found is None if not kind else found is not None and found.id.startswith(kind), found
+
+
+@pytest.mark.parametrize(
+    ("near", "options"),
+    [
+        ("x", "--speculative-config, --enable-lora and --kv-transfer-config"),
+        ("INFO drafts of eagle", "--speculative-config"),
+        (f"INFO drafts of eagle {'x' * 400}", "--speculative-config, --enable-lora and --kv-transfer-config"),
+        ("INFO speculative_config=None, enable_lora=False", "--kv-transfer-config"),
+    ],
+    ids=["no hint", "a hint", "a whole configuration", "options that are off"],
+)
+def test_options_are_those_at_which_the_log_hints_and_that_are_on(near: str, options: str) -> None:
+    found = known_failure([SHAPES], "", "", "", LogContext(near, "cuda", "ready"))
+    assert found is not None
+    assert f"start without {options} and with --no-async-scheduling" in found.do
+
+
+def test_a_search_in_the_lines_around_an_error_takes_no_square_of_them() -> None:
+    packed = "\n".join(
+        ["Available KV cache memory: 1 Initializing a V1 LLM engine gpu_memory_utilization=0.5 " * 48] * 60
+    )
+    began = time.process_time()
+    known_failure(["ValueError: No available memory for the cache blocks"], "", "", "", LogContext(packed, "cuda"))
+    assert time.process_time() - began < 5
 
 
 UCX = "[1763539863.1] [engine-0:88:0] ib_log.c:246 UCX  ERROR mlx5_0: ibv_create_cq() failed: Cannot allocate memory"
@@ -301,7 +367,6 @@ def test_a_number_that_cannot_be_computed_is_no_error() -> None:
     assert known_failure(["nothing that is known"], "", "") is None
 
 
-FAULT = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 LISTED = (
     "INFO [cuda.py:507] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN', 'FLASHINFER']."
 )

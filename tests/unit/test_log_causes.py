@@ -62,6 +62,7 @@ STARTS = [ENGINE.format("core.py:1", "EngineCore failed to start."), ENGINE.form
 CPU_FRAME = ENGINE.format("core.py:1", FRAME.format("vllm/v1/worker/cpu_worker.py", "determine_available_memory"))
 GPU_FRAME = ENGINE.format("core.py:1", FRAME.format("vllm/v1/worker/gpu_worker.py", "determine_available_memory"))
 SYMBOL = "OSError: {}: undefined symbol: _ZN3Mki2DlC1ERKNSt7__cxx1112basic_stringIcEEEb"
+PROBED = "Warning Unhealthy 2m kubelet Liveness probe failed: HTTP probe failed with statuscode: 404"
 ZMQ = "zmq.error.ZMQError: Operation not supported"
 SHORT = (
     "ValueError: To serve at least one request with the model's max seq len ({}), ({} GiB KV cache is needed, which is"
@@ -231,6 +232,11 @@ def told(folder: Path, lines: list[str]) -> str:
         ([*SERVES, CRASH, *CRASH_IN_DECODE], "--attention-backend TRITON_ATTN", "Read the first frames"),
         ([*SERVES, CRASH, *OTHER_THREAD], "Read the first frames", "--attention-backend TRITON_ATTN"),
         ([*SERVES, CRASH, *SERVES[-2:], *SERVES[-2:]], "NO FAILURE FOUND", "engine_dead"),
+        # the last line that names the cause of a log without a state, and its number
+        ([PROBED, "a line", PROBED, "another line"], "statuscode: 404 (line 3)", "(line 1)"),
+        # a crash behind a head that no pattern has is no all-clear; a client's words are no crash
+        ([*SERVES, f"2026-11-20T10:05:02Z frob[7]: {CRASH}"], "CANNOT TELL", "NO FAILURE FOUND"),
+        ([*SERVES, f"{API}INFO 11-20 10:05:02 [logger.py:39] Received request: prompt: {CRASH}"], "NO FAILURE FOUND", "CANNOT TELL"),
         ([*SERVES, "corrupted size vs. prev_size"], "corrupted the process's memory", "NO FAILURE FOUND"),
         ([*SERVES, ASSERTED, "Fatal Python error: Aborted"], "Triton's compiler stopped", "a signal"),
         ([*SERVES, UNCAUGHT, f"  what():  {WATCHDOG}"], "engine_device_fault", "Act on the"),
@@ -291,7 +297,7 @@ def test_a_log_in_which_all_requests_are_refused_is_no_healthy_one(
     assert told(tmp_path, [alive, *answers]).startswith(verdict)
 
 
-@each_row("answers, verdict", [(["500 Internal Server Error"], "CANNOT TELL"), (["200 OK"], "NO FAILURE FOUND"), (["200 OK"] * 4 + ["500 Internal Server Error"], "NO FAILURE FOUND")])  # fmt: skip
+@each_row("answers, verdict", [(["500 Internal Server Error"], "CANNOT TELL"), (["200 OK"], "NO FAILURE FOUND"), (["200 OK", "500 Internal Server Error"], "CANNOT TELL"), (["200 OK"] * 4 + ["500 Internal Server Error"], "NO FAILURE FOUND")])  # fmt: skip
 def test_a_log_whose_last_answers_failed_is_no_all_clear(tmp_path: Path, answers: list[str], verdict: str) -> None:
     text = told(tmp_path, [REFUSED.replace("400 Bad Request", answer) for answer in answers])
     assert text.startswith(verdict)
