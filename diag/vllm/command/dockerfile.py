@@ -154,7 +154,8 @@ def _scripts(text: str, file: Path) -> dict[str, tuple[str, Path | None]]:
         if body := written.get(start[1]):
             scripts[start[0]] = (body, None)
             continue
-        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*(?!\S*\.\./)|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
+        source = r"(?:^COPY[ \t]+(?:--\S+[ \t]+)*(?!\S*\.\./)|(?<![\w./-])\./)([\w./-]{1,200})"
+        place = rf"{source}(?:[ \t]+|:){re.escape(start[1])}\b"
         copied = re.search(place, text, re.MULTILINE)
         able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
         script = next((one for one in able if _text(one)), able[0])  # the build's folder may be one above
