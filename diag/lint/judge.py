@@ -437,6 +437,9 @@ def _of_some_branches(command: Command) -> tuple[list[str], list[str]]:
     flags = {name: next(flag for flag, _ in pairs) for name, pairs in values.items()}
     some = [flag for name, flag in flags.items() if flag and any(name not in branch for branch in branches)]
     others = [flag for name, flag in flags.items() if flag and flag not in some and len(values[name]) > 1]
+    exported = {pair for way in command.branches for pair in {*way.exported} ^ {*command.exported}}
+    others += sorted({name for pair in exported if redaction.is_variable(name := f"${pair.partition('=')[0]}")})
+    others += ["the image"] * any(way.image != command.image for way in command.branches)
     return some[:_MOST_NAMED], others[:_MOST_NAMED]
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diag.core.errors import BadUsage
+from diag.vllm.command import branches
 from diag.vllm.command.command import Command
 from diag.vllm.command.parse import MOST_BYTES, read
-from diag.vllm.command.shell import Bare
+from diag.vllm.command.shell import Bare, statements
 from diag.vllm.flags.registry import known
 
 
@@ -476,3 +477,76 @@ def test_contents_of_a_file_that_is_no_configuration_are_not_shown(content: str,
 def test_a_text_of_unknown_options_is_refused_before_each_is_looked_up() -> None:
     with pytest.raises(BadUsage, match="more than 100 options of the command are none of vLLM's"):
         read("vllm serve m " + " ".join(f"--unknown{number} 1" for number in range(4_000)))
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ('[ -n "$A" ]', True),
+        ('[ -z "$A" ]', False),
+        ('[ -z "$E" ]', True),
+        ('[ -n "$E" ]', False),
+        ("[ -n $E ]", True),  # -n alone is a word
+        ("[[ -n $E ]]", False),
+        ("[ $E ]", False),
+        ("[[ $A ]]", True),
+        ('[ "$A" = "a*" ]', False),
+        ("[[ $A == a* ]]", True),
+        ("[ $N -gt 3 ]", False),
+        ("[ $N -ge 3 ]", True),
+        ('! [ -n "$U" ]', None),
+        ('[ ! -n "$U" ]', None),
+        ('[ ! -z "$A" ]', True),
+        ("[[ ! -n $A || -n $A ]]", True),
+        ('[ -n "$A" -o -n "$U" ]', True),
+        ('[ -n "$E" -a -n "$U" ]', False),
+        ("[[ -n $A && -n $U ]]", None),
+        ("[[ -n $E && -n $E || -n $A ]]", True),
+        ("[[ -n $A || -n $A && -n $E ]]", True),
+        ("[[ -n $E && ( -z $E || -z $E || -n $A ) ]]", None),
+        ('[ -d "$H" ]', False),
+        ("[ -d /m ]", None),
+        ('[ -f "$E" ]', False),
+        ('[ "${A^^}" = A ]', True),
+        ('[ "${B,,}" = b ]', True),
+        ('[ "${E:-x}" = x ]', True),
+        ('[ "${E:-$A}" = a ]', True),
+        ("! false", True),
+        ("[[ " + "! " * 20_000 + "-n $A ]]", True),
+        ("[[ " + "-n $A && " * 20_000 + "-n $E ]]", False),
+    ],
+)
+def test_a_test_of_a_script_holds_or_is_unknown(text: str, holds: bool | None) -> None:
+    values = {"A": "a", "B": "B", "E": "", "H": "org/m", "N": "3", "U": None}
+    words = next(step.words for step in statements(f"if {text}; then :; fi") if step.decides)
+    assert branches.test(words, values) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "usual", "others"),
+    [
+        ("M=org/m\nif [ -d $M ]; then D=half; else D=auto; fi", "auto org/m", "half org/m"),
+        ("M=org/m\nif [ $M = x ]; then D=half; else D=auto; fi", "auto org/m", "half $M"),
+        ('f() {\nif [ -n "$1" ]; then D=half; else D=auto; fi\n}\nf x', "half $M", "auto $M"),
+        ("if [ -d /x ]; then D=half; elif [ 1 = 1 ]; then D=auto; else D=auto; fi", "half $M", "auto $M"),
+        ('if [ -n "$E" ] || [ -d /x ]; then D=half; else D=auto; fi', "half $M", "auto $M"),
+        ('if [ -n "$E" ] && [ 1 = 1 ]; then D=half; else D=auto; fi', "auto $M", "half $M"),
+        ("if [ 1 = 2 ] && [ -d /x ]; then D=half; else D=auto; fi", "auto $M", "half $M"),
+        ('if [ -n "$X" ]; then D=half; else echo usage; exit 1; fi', "half $M", "None $M"),
+        ('for X in a; do if [ -n "$X" ]; then D=half; else D=auto; fi; done', "half $M", "auto $M"),
+        ('if [ -d /x ]; then X=a; fi\nif [ -z "$X" ]; then D=half; else D=auto; fi', "half $M", "auto $M"),
+        ('X=b true\nif [ -n "$X" ]; then D=half; else D=auto; fi', "auto $M", "half $M"),
+        (': "${X:=b}"\nif [ "$X" != b ]; then D=half; else D=auto; fi', "auto $M", "half $M"),
+    ],
+)
+def test_the_usual_way_through_a_script_is_its_first_command(text: str, usual: str, others: str) -> None:
+    server = read(f'{text}\nvllm serve "$M" --dtype "$D"')
+    ways = [f"{way.get('--dtype')} {way.model}".replace("$D", "None") for way in (server, *server.branches)]
+    assert (ways[0], {*ways[1:]} - {ways[0]}) == (usual, {others})
+
+
+def test_a_script_within_a_command_has_the_variables_around_it() -> None:
+    inner = 'if [ "$X" != b ]; then D=half; else D=auto; fi; vllm serve m --dtype $D'
+    assert read(f"X=b\nbash -c '{inner}'").get("--dtype") == "auto"
+    doubled = "A0=aaaaaaaaaa\n" + "".join(f'A{at}="{f"$A{at - 1}" * 4}"\n' for at in range(1, 40))
+    assert read(f'{doubled}if [ -n "$A39" ]; then D=half; fi\nvllm serve m --dtype "$D"').get("--dtype") == "half"

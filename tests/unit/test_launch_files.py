@@ -20,6 +20,7 @@ from diag.commands import preflight
 from diag.commands.lint import LintOptions, run
 from diag.commands.options import PreflightOptions
 from diag.core.errors import BadUsage, NoFile, NoLaunch
+from diag.vllm.command.dockerfile import with_constants
 
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
 IMAGE = "image: vllm/vllm-openai:v0.25.1"
@@ -2094,6 +2095,19 @@ def test_flags_that_not_every_branch_gives_are_named(tmp_path: Path, other: str,
     assert notes == ([f"as one command: {told}"] if told else [])
 
 
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="Linux")
+def test_no_file_of_proc_is_read_beside_a_launch(tmp_path: Path) -> None:
+    comm = Path("/proc/self/comm")
+    before = comm.read_text()
+    (tmp_path / "config.py").symlink_to(comm)
+    try:
+        comm.write_text("A = 1")
+        source = "import config\nlaunch(config.A)\n"
+        assert with_constants(source, tmp_path / "s.py") == source
+    finally:
+        comm.write_text(before)
+
+
 def test_what_is_no_file_beside_a_launch_is_left_alone(tmp_path: Path) -> None:
     """Was: diag waited for the writer of a FIFO."""
     (tmp_path / "templates").mkdir()
@@ -2207,6 +2221,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a folder may be there": ({"r.sh": 'if [ -d /m ]; then D=half; else D=auto; fi\nvllm serve /m --dtype "$D"\n'}, ["vllm serve /m --dtype half"], "other values of --dtype", [set()]),  # noqa: E501
     "a scheduler's variable is set": ({"r.sh": 'if [ -n "$SLURM_JOB_ID" ]; then D=half; else D=auto; fi\nvllm serve org/m --dtype "$D"\n'}, ["--dtype half"], "other values of --dtype", [set()]),  # noqa: E501
     "what a loop or a file of settings sets is unknown": ({"r.sh": 'for D in half auto; do if [ "$D" = auto ]; then X=1; else X=2; fi; done\nsource .env\nif [ -n "$Y" ]; then X=3; fi\nvllm serve org/m --seed "$X"\n'}, ["--seed 3"], "other values of --seed", [set()]),  # noqa: E501
+    "branches with other variables and images": ({"r.sh": 'I=vllm/vllm-openai:v0.25.1\nif [ -n "$X" ]; then I=vllm/vllm-openai:v0.16.0; export VLLM_USE_V1=0; fi\ndocker run --gpus all --ipc=host $I --model org/m --seed 1\n'}, ["vllm-openai:v0.25.1 --model org/m"], "other values of $VLLM_USE_V1, the image", [{"variable_not_read"}]),  # noqa: E501
     "negation, alternatives and words of a test": ({"r.sh": 'A=1\n[ -z "$A" ] || X="--seed 1"\nif ! [[ "$A" == 2 || ( -n "$B" && "$A" == 1 ) ]]; then Y="--dtype half"; fi\nvllm serve org/m $X $Y\n'}, ["vllm serve org/m --seed 1 --dtype half"], "", [set()]),  # noqa: E501
     "a usage that ends the script decides nothing": ({"r.sh": 'case "$1" in a) M=org/a ;; *) echo usage; exit 1 ;; esac\nvllm serve "$M"\n'}, ["vllm serve org/a"], "", [set()]),  # noqa: E501
     "a default that names another": ({"r.sh": 'B=/models\nN="${1:-m-9b}"\nD="${D:-$B/$N}"\nvllm serve "$D" --seed 1\n'}, ["vllm serve /models/m-9b"], "", [set()]),  # noqa: E501
@@ -2224,14 +2239,19 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a Dockerfile and its own here-document": ({"Dockerfile": STORY}, ["exec vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "arguments of the service for vLLM's image": ({"c.yaml": "services:\n  v:\n    build: {context: ., args: {TAG: v0.16.0}}\n    gpus: all\n    command: [--model, org/m, --swap-space, '4']\n", "Dockerfile": "ARG TAG=v0.32.0\nFROM vllm/vllm-openai:$TAG\nCMD [--model, x]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "a service that builds something else": ({"c.yaml": "services: {v: {build: ., image: a}, w: {image: 'vllm/vllm-openai:v0.25.1', gpus: all, command: [--model, org/m]}}\n", "Dockerfile": "FROM python\nCMD python app.py  # asks vllm\n"}, ["--model org/m"], "", [set()]),  # noqa: E501
+    "the stage that a service builds": ({"c.yaml": "services:\n  v:\n    build: {context: ., target: b}\n    gpus: all\n", "Dockerfile": "FROM vllm/vllm-openai:v0.25.1 AS a\nENV A=1\nFROM a AS b\nCMD [--model, org/b]\nFROM a\nCMD [--model, org/c]\n".replace("[--model, ", '["--model", "').replace("]", '"]')}, ["vllm/vllm-openai:v0.25.1 --model org/b"], "", [set()]),  # noqa: E501
+    "names that are too long for a file": ({"c.yaml": f"services: {{v: {{build: {{context: {'a' * 300}}}, image: 'vllm/vllm-openai:v0.25.1', gpus: all, command: [--model, org/m]}}}}\n", "s.yaml": f'services:\n  v:\n    image: vllm/vllm-openai:v0.25.1\n    gpus: all\n    command: [--model, org/m]\n  w:\n    entrypoint: ["/{"b" * 300}.sh"]\n'}, ["--model org/m", "--model org/m"], "", [set(), set()]),  # noqa: E501
+    "no file outside of the build's folder": ({"d/Dockerfile": 'FROM vllm/vllm-openai:v0.25.1\nCOPY ../r.sh /o.sh\nENTRYPOINT ["/o.sh"]\n', "r.sh": "vllm serve org/m\n"}, ["vllm serve org/m"], "", [set()]),  # noqa: E501
+    "an entrypoint of the service, which drops the Dockerfile's CMD": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all, entrypoint: [vllm, serve, org/m]}}\n", "Dockerfile": 'FROM python\nRUN pip install vllm==0.16.0\nENTRYPOINT ["bash"]\nCMD ["x"]\n'}, ["--entrypoint vllm own-vllm serve org/m"], "", [set()]),  # noqa: E501
     "a dockerfile in lower case": ({"c.yaml": "services: {v: {build: ., gpus: all}}\n", "dockerfile": "FROM vllm/vllm-openai:v0.16.0\nCMD [\"--model\", \"org/m\", \"--swap-space\", \"4\"]\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
-    "arguments of a build that are empty": ({"c.yaml": "services:  # of vllm\n  v: {build: {args: {Q: ''}}}\n  w: {build: {args: {Q: bfloat16}}}\n  x: {build: .}\n", "Dockerfile": QUANTIZED}, ["serve org/m --seed 1", "serve org/m --dtype bfloat16 --seed 1", "serve org/m --dtype half --seed 1"], "", [set(), set(), set()]),  # noqa: E501
+    "arguments of a build that are empty": ({"c.yaml": "services:  # of vllm\n  v: {build: {args: {Q: ''}}}\n  w: {build: {args: {Q: bfloat16}}}\n  x: {build: .}\n  y: {build: {args: {Q: }}}\n", "Dockerfile": QUANTIZED}, ["serve org/m --seed 1", "serve org/m --dtype bfloat16 --seed 1", *["serve org/m --dtype half --seed 1"] * 2], "", [set()] * 4),  # noqa: E501
     "remarks within a command": ({"r.sh": "vllm serve org/m \\\n `# one GPU -> none` \\\n --seed 1 \\\n --port `cat port`\n"}, ["vllm serve org/m --seed 1 --port"], "the value of --port", [set()]),  # noqa: E501
     "a variable called help, and a helper": ({"r.sh": 'vllm serve "$HELP_ARG"\nvllm serve "$HELPER" --seed 1\n'}, ["vllm serve $HELPER --seed 1"], "", [set()]),  # noqa: E501
     "a word that an unknown variable leads to": ({"r.sh": 'vllm serve org/m ${Q:+--dtype half} --seed 1\n'}, ["vllm serve org/m ${WORD_4:?} --seed 1"], "$Q", [set()]),  # noqa: E501
     "a script without an ending that is mounted": ({"c.yaml": "services:\n  v:\n    image: vllm/vllm-openai:${TAG:?is in .env}\n    entrypoint: ['/usr/bin/entrypoint']\n    environment: {LEN: '${LEN:-512}'}\n    volumes: ['./go.sh:/usr/bin/entrypoint:ro']\n".replace("'", '"'), "go.sh": 'exec vllm serve org/m --max-model-len "${LEN:-64}"\n'}, ["-c 'exec vllm serve org/m --max-model-len 512'"], "", [set()]),  # noqa: E501
     "the arguments with which a job calls a script": ({"r.sh": 'M="$1"\nvllm serve "$M" --port "${2:-9}"\n', "j.slurm": "#!/bin/bash\nchmod 755 r.sh\nsrun bash ./r.sh org/m 8001 &\n"}, ["vllm serve org/m --port 8001"], "", [set()]),  # noqa: E501
     "two calls with other arguments": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "bash r.sh org/m\nbash r.sh org/n\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
+    "a call with words that the text does not show": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": 'bash r.sh "$M"\n'}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
     "a script that reads options of its own": ({"r.sh": 'M="${1:-org/n}"; shift\nvllm serve "$M" --seed 1\n', "j.slurm": "bash r.sh org/m\n"}, ["vllm serve org/n --seed 1"], "", [set()]),  # noqa: E501
     "a script that is copied": ({"r.sh": 'vllm serve "$1" --seed 1\n', "j.slurm": "cp r.sh /opt/r.sh\n"}, ["vllm serve '$1' --seed 1"], "", [set()]),  # noqa: E501
     "a ConfigMap in the folder above": ({"v/d.yaml": MAPPED, "k.yaml": MAP % "a"}, ["--model org/a"], "", [set()]),

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial, reduce
+from itertools import groupby
 from operator import eq, ge, gt, le, lt, ne
 
-from diag.vllm.command.shell import NOTATIONS, Statement
+from diag.vllm.command.shell import LONGEST, NOTATIONS, Bare, Statement
 
 NONE, OWN_OPTIONS = -3, -4
 """The branch of a case whose patterns do not match, and of one that reads the options of the script itself."""
@@ -17,6 +19,8 @@ _NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
 _SETTINGS = re.compile(r"env|conf|setting|secret|\.sh$|\$")
 _SET_ELSEWHERE = re.compile(NOTATIONS["patterns"]["branches_set_elsewhere"])
 _OPTION = re.compile(r"--?[\w?]")
+_MOST = 100
+"""Variables of one word."""
 
 
 def usual_ways(
@@ -62,8 +66,7 @@ def usual_ways(
             unset = dict.fromkeys((name for name in read if not (is_open or _SET_ELSEWHERE.fullmatch(name))), "")
             holds = _joined(step.joint, results.get(step.decides), test(step.words, {**unset, **arguments, **values}))
             results[step.decides] = holds
-            before = [results.get((block, other)) for other in range(branch)]
-            if ways.get(block, -1) in (-1, branch) and not any(one is not False for one in before):
+            if all(results.get((block, other)) is False for other in range(branch)):
                 ways |= {block: branch if holds else -1} if holds is not None else {}
                 if holds is None:
                     ways.pop(block, None)
@@ -98,24 +101,30 @@ def _filled(word: str, values: Mapping[str, str | None]) -> str | None:
         return text.lower() if name[4] == ",," else text.upper() if name[4] else text
 
     for _ in range(3):  # a default may name others
-        word = _VARIABLE.sub(value, word)
+        word = _VARIABLE.sub(value, word, _MOST) if len(word) < LONGEST else "$"
     return None if "$" in word or "`" in word else word
 
 
 def test(words: Sequence[str], values: Mapping[str, str | None]) -> bool | None:
     """Return the result of a test; None if the text does not show it."""
-    if words[:1] == ["!"]:
-        holds = test(words[1:], values)
-        return None if holds is None else not holds
+    if signs := next((at for at, word in enumerate(words) if word != "!"), 0):
+        holds = test(words[signs:], values)
+        return None if holds is None else holds is (signs % 2 == 0)
     is_bracket = words[:1] != [] and words[0] in ("[", "[[", "test")
     parts = [word for at, word in enumerate(words) if not (is_bracket and (at == 0 or word in ("]", "]]")))]
-    for joint, names in (("||", ("||", "-o")), ("&&", ("&&", "-a"))):
-        if is_bracket and (place := next((at for at, word in enumerate(parts) if word in names), 0)):
-            ways = [test([words[0], *part], values) for part in (parts[:place], parts[place + 1 :])]
-            return _joined(joint, *ways)
-    if is_bracket and parts[:1] == ["!"]:
-        return test(["!", words[0], *parts[1:]], values)
-    match [_filled(part, values) for part in parts]:
+    if is_bracket and "(" in parts:
+        return None  # a group counts before && and ||
+    for joint, older in (("||", "-o"), ("&&", "-a")) if is_bracket else ():
+        name = joint if words[0] == "[[" else older
+        groups = [[*group] for is_joint, group in groupby(parts, name.__eq__) if not is_joint]
+        if len(groups) > 1:
+            return reduce(partial(_joined, joint), (test([words[0], *group], values) for group in groups))
+    if is_bracket and (signs := next((at for at, part in enumerate(parts) if part != "!"), 0)):
+        return test([*parts[:signs], words[0], *parts[signs:]], values)
+    filled = [(part, _filled(part, values)) for part in parts]
+    match [value for part, value in filled if value != "" or words[0] == "[[" or not isinstance(part, Bare)]:
+        case [] if is_bracket:
+            return False
         case ["true" | "false" | ":" as command] if not is_bracket:
             return command != "false"
         case ["-n" | "-z" as sign, str(value)] if is_bracket:

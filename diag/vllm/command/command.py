@@ -166,7 +166,8 @@ class Command(NamedTuple):
     def is_like(self, other: "Command") -> bool:
         """Return True for the same words and values, as of two branches of a script."""
         values = ([one.values for one in way.given] for way in (self, other))
-        return (self.words, self.model, next(values)) == (other.words, other.model, next(values))
+        mine, others = ((one.words, one.model, one.image, one.exported) for one in (self, other))
+        return mine == others and next(values) == next(values)
 
     def written(self) -> str:
         """Write the command in one line, with the commands around it and the variables that are exported to it."""

@@ -13,7 +13,7 @@ from diag.core.errors import BadUsage
 from diag.core.files import parse_json, parse_yaml, read_bytes
 from diag.vllm.command.command import NOTATIONS, split
 from diag.vllm.command.container import inner
-from diag.vllm.command.shell import default
+from diag.vllm.command.shell import LONGEST, default
 
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?=[:}])(:-[^{}]*)?\})", re.ASCII)
@@ -30,7 +30,6 @@ _CONSTANT = re.compile(NOTATIONS["patterns"]["dockerfile_constant"], re.MULTILIN
 _CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
 _PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
 _OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
-_LONGEST = 2**15
 BUILT = ("built",)
 """The key, which no YAML has, of a service's Dockerfile and the secrets that it leaves in the image."""
 _LONGEST_SCRIPT, _LONGEST_NAME = 2**16, 2**9
@@ -121,7 +120,7 @@ def _program(rest: str) -> tuple[str, ...]:
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
     """Fill in variables of the Dockerfile, unless the text may become very long."""
-    if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > _LONGEST:
+    if "$" not in text or text.count("$") * max(map(len, values.values()), default=0) > LONGEST:
         return text
     return default(_REFERENCE.sub(lambda at: values.get(at[1] or at[2], at[0]) or (at[0] if at[3] else ""), text))
 
@@ -155,10 +154,11 @@ def _scripts(text: str, file: Path) -> dict[str, tuple[str, Path | None]]:
         if body := written.get(start[1]):
             scripts[start[0]] = (body, None)
             continue
-        place = rf"(?:^COPY[ \t]+(?:--\S+[ \t]+)*|(?<![\w./-])\./)([\w./-]{{1,200}})(?:[ \t]+|:){re.escape(start[1])}\b"
+        source = r"(?:^COPY[ \t]+(?:--\S+[ \t]+)*(?!\S*\.\./)|(?<![\w./-])\./)([\w./-]{1,200})"
+        place = rf"{source}(?:[ \t]+|:){re.escape(start[1])}\b"
         copied = re.search(place, text, re.MULTILINE)
         able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
-        script = next((one for one in able if one.is_file()), able[0])  # the build's folder may be one above
+        script = next((one for one in able if _text(one)), able[0])  # the build's folder may be one above
         content = _text(script)
         scripts |= {start[0]: (content, script)} if "vllm" in content else {}
     return scripts
@@ -167,7 +167,7 @@ def _scripts(text: str, file: Path) -> dict[str, tuple[str, Path | None]]:
 def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
     """Return the text of a file beside; "" if it cannot be read, or is too long."""
     with suppress(OSError, BadUsage, ValueError):
-        if file.is_file():
+        if file.is_file() and file.stat().st_size:  # those of /proc have no size, and may block
             return read_bytes(file, most).decode("utf-8", "replace").replace("\r\n", "\n")
     return ""
 
@@ -187,11 +187,12 @@ def called(text: str, file: Path) -> tuple[str, bool]:
 
 def with_constants(text: str, file: Path) -> str:
     """Write the constants of a module beside, such as config.py, behind a Python source that imports it."""
+    constants = dict[str, None]()
     for module, alias in islice(_IMPORTED.findall(text) if file.suffix == ".py" else (), _MOST_CALLERS):
-        constants = _CONSTANT.findall(_text(file.with_name(f"{module}.py")))
-        name = rf"\b{alias or module}\.(?=[A-Z][A-Z0-9_]*\b)"
-        text = "\n".join([re.sub(name, "", text), *constants]) if constants else text
-    return text
+        if more := _CONSTANT.findall(_text(file.with_name(f"{module}.py"))):
+            text = re.sub(rf"\b{alias or module}\.(?=[A-Z][A-Z0-9_]*\b)", "", text)
+            constants |= dict.fromkeys(more)
+    return "\n".join([text, *islice(constants, _MOST_VARIABLES)])
 
 
 def started_files(text: str, file: Path) -> set[Path]:
@@ -238,10 +239,10 @@ def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:
     """Return the Dockerfile of a service: its text, "" for none, and its place."""
     build = service.get("build")
     folder = build if isinstance(build, str) else inner(service, "build").get("context", ".") if build else None
-    if not isinstance(folder, str) or "$" in folder:
+    if not isinstance(folder, str):
         return "", file
     place = file.parent / folder / str(inner(service, "build").get("dockerfile") or "Dockerfile")
-    place = place if place.is_file() or place.name != "Dockerfile" else place.with_name("dockerfile")  # as BuildKit
+    place = place if _text(place) or place.name != "Dockerfile" else place.with_name("dockerfile")  # as BuildKit
     inline = inner(service, "build").get("dockerfile_inline")
     return (inline, place) if isinstance(inline, str) else (_text(place), place)
 

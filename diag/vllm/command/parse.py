@@ -5,7 +5,7 @@ import shlex
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_cons
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
+    LONGEST,
     MOST_DOCUMENTS,
     Bare,
     Statement,
@@ -205,7 +206,7 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         if not program and not (is_vllms and _IS_DOCKERFILE.search(text)):
             raise
         name = (redaction.name(program[1]) if program else "") or "a program"
-        is_beside = program and file.with_name(Path(program[1]).name).is_file()
+        is_beside = program and is_existing(str(file.with_name(Path(program[1]).name)))
         lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: a container starts {name}, which {lacks}") from None
     unit, last = "a script of a systemd unit" * is_of_unit, content.count(b"\n") + 1  # a loop may be more lines now
@@ -503,9 +504,9 @@ def _branches(
     runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
     turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
     first = {**turns[0], **usual}
-    starts = [step for step in steps if step.path and _serve_end(step.words) is not None]
-    asides = [{**first, **dict(step.path)} for step in starts if any(first[block] != way for block, way in step.path)]
-    for chosen in (first, *asides[:_MOST_SERVERS], *turns):
+    starts = dict.fromkeys(step.path for step in steps if step.path and _serve_end(step.words) is not None)
+    aside = (dict(path) for path in starts if any(first[block] != way for block, way in path))
+    for chosen in (first, *({**first, **path} for path in islice(aside, _MOST_SERVERS)), *turns):
         ways = {block: OWN_OPTIONS if usual.get(block) == OWN_OPTIONS else way for block, way in chosen.items()}
         active = [
             (at, step)
@@ -813,13 +814,13 @@ def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if "$" not in value and "`" not in value and not is_secret(name)
+        if "$" not in value and "`" not in value and len(value) < LONGEST and not is_secret(name)
     }
 
 
 def _expand(word: str, plain: Mapping[str, str]) -> str:
-    filled = _VARIABLE.sub(lambda name: plain.get(name[1] or name[2], name[0]), word)
+    filled = _VARIABLE.sub(lambda name: plain.get(name[1] or name[2], name[0]), word, _MOST_WORDS)
     if ":-" in filled:
         filled = _WITH_DEFAULT.sub(lambda name: plain.get(name[1]) or name[0], filled)
     # an unchanged Bare stays one; what is empty here is set in a branch, or by the script's own arguments
-    return word if filled in (word, "") else filled
+    return word if filled in (word, "") or len(filled) > len(word) + LONGEST else filled

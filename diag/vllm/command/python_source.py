@@ -70,12 +70,11 @@ def engines(text: str, version: str) -> list[Writing]:
     """Return the engines that Python source creates, the first one first; BadUsage if it cannot be parsed."""
     try:
         with warnings.catch_warnings(action="ignore"):  # Python's about the source
-            tree = _tree(textwrap.dedent(text))
+            return list(_Source(_tree(textwrap.dedent(text)), version).engines())
     except SyntaxError as error:
         raise BadUsage(f"the Python source cannot be parsed: line {error.lineno or 1} is no Python") from None
     except (ValueError, MemoryError, RecursionError):
         raise BadUsage("the Python source cannot be parsed: it is nested too deep, or no text") from None
-    return list(_Source(tree, version).engines())
 
 
 def _tree(text: str) -> ast.Module:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage
 
 NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
+LONGEST = 2**15
+"""Characters of a variable that is filled in: each may name others several times."""
 MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _KEYWORDS = {"while", "until", "do", "{", "!", "time"}
@@ -116,7 +118,7 @@ def statements(text: str) -> Iterator[Statement]:
             negated = negated or (token == "!" and not words)
             words += [] if skip or (not words and token in _KEYWORDS and not (negated and testing)) else [token]
             skip = False
-        elif "[[" in words[:2] and "]]" not in words and "\n" not in token:
+        elif "[[" in words[:2] and words[-1] != "]]" and "\n" not in token:
             words.append(str(token))
         elif name and ")" not in token:
             continue
