@@ -81,11 +81,11 @@ def test_a_healthy_server_is_healthy_time_after_time(small: server.Server) -> No
 def test_long_prompts_among_streams_are_named_with_a_threshold_to_set(small: server.Server) -> None:
     """bench/cures.py measures that this fix works.
 
-    Where other programs have the cores, a look may hold too few long prompts, or lead with their want of CPU time.
+    Where other programs have the cores, a short look holds too few long prompts, or leads with their want of CPU time.
     """
     with load.alone(), load.running(small.port, *cure.CONTENTION.clients) as clients:
         clients.wait_for(2, cure.CONTENTION.clients[1])
-        looks = (doctor(small.url) for _ in range(4))
+        looks = (doctor(small.url, seconds) for seconds in (30, 30, 60, 120, 240))
         told = (diagnosis for report in looks for diagnosis in report["diagnoses"] if diagnosis["state"] == "present")
         named = (each for each in told if each["incident"] == "prefill_decode_contention")
         fixes = ((each["primary"], {fix["name"]: fix["after"] for fix in each["fixes"]}) for each in named)
