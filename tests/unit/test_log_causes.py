@@ -154,8 +154,16 @@ GRAMMAR = ENGINE.format(
 )
 ASCEND = ["INFO 04-02 18:42:40 [__init__.py:46] - ascend -> vllm_ascend:register"]
 WORKER_FAILED = "RuntimeError: Worker failed with error ''NoneType' object has no attribute 'size'', please check the stack trace above for the root cause"
-LORA_FAILS = [FRAME.format("vllm/lora/ops/triton_ops/lora_shrink_op.py", "_lora_shrink"), "AssertionError: odd frobs of an adapter"]
+LORA_FAILS = [
+    FRAME.format("vllm/lora/ops/triton_ops/lora_shrink_op.py", "_lora_shrink"),
+    "AssertionError: odd frobs of an adapter",
+]
 NPU_FAILED = "[1028] [2026-05-08 03:20:32:683] torch.distributed: [ERROR] [1130] Find exception, query:build/compiler_depend.ts:61 NPU function error: acl::AclQueryEventRecordedStatus(event_, &currStatus), error code is 507011"
+PLUGIN_ARGS = "INFO 04-02 18:42:40 [utils.py:233] non-default args: {'model_tag': 'm', 'decode_context_parallel_size': 8, 'speculative_config': {'method': 'mtp'}}"
+NO_IMAGE = "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device"
+NO_IMAGE_FRAME = (
+    "frame #5: <unknown function> + 0x8e2f6 (0x7e33032b72f6 in /opt/venv/lib/python3.12/site-packages/lmcache/c_ops.so)"
+)
 
 
 def told(folder: Path, lines: list[str]) -> str:
@@ -243,6 +251,15 @@ def told(folder: Path, lines: list[str]) -> str:
         ([RAISED, FRAME.format("vllm/v1/worker/gpu_model_runner.py", "profile_run"), *LORA_FAILS], "uses no adapter of yours", "without that adapter"),
         ([RAISED, FRAME.format("vllm/v1/worker/gpu_model_runner.py", "execute_model"), *LORA_FAILS], "without that adapter", "of yours"),
         ([*ASCEND, RAISED, FRAME.format("vllm_ascend/ops/triton/layernorm_gated.py", "fwd"), "    _layer_norm_fwd_kernel[grid](", "TypeError: 'function' object is not subscriptable"], "pip uninstall -y triton triton-ascend", "CPU backend"),
+        # the options that a plugin mostly lacks, a package's own kernels, the platform, the backend that raised
+        ([PLUGIN_ARGS, RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "start without --speculative-config and --decode-context-parallel-size", "--async-scheduling"),
+        ([PLUGIN_ARGS.replace("speculative_config", "seed").replace("decode_context_parallel_size", "port"), RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "vendor's library", "start without"),
+        ([RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), NO_IMAGE, NO_IMAGE_FRAME], "the package lmcache has no kernels", "torch or vLLM has no kernels"),
+        ([RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), NO_IMAGE, NO_IMAGE_FRAME.replace("lmcache", "torch")], "torch or vLLM has no kernels", "the package torch"),
+        (["INFO 04-02 18:42:40 [x.py:1] quantization=mxfp4", RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), NO_IMAGE.replace("CUDA", "HIP")], "AMD GPU's architecture", "Blackwell"),
+        ([RAISED, FRAME.format("vllm/v1/structured_output/backend_guidance.py", "serialize"), "KeyError: 'triggers'"], "backend xgrammar", "backend guidance"),
+        ([RAISED, FRAME.format("vllm/v1/structured_output/backend_xgrammar.py", "compile"), "KeyError: 'triggers'"], "backend guidance", "backend xgrammar"),
+        ([RAISED, FRAME.format("kvbm/vllm_integration/connector_leader.py", "build"), "KeyError: 'cmpl-1'"], "the connector that moves", "scheduler"),
         # a native crash ends the log of a server at work; work behind it shows that another process crashed
         ([*SERVES, CRASH], "CRITICAL engine_dead", "Read the first frames"),
         ([*SERVES, CRASH, *CRASH_IN_DECODE], "--attention-backend TRITON_ATTN", "Read the first frames"),
