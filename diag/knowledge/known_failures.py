@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
-from diag.knowledge.platforms import kernel_of, platform_of, way_around, words
+from diag.knowledge.platforms import kernel_of, offers_what_it_lacks, platform_of, way_around, words
 from diag.knowledge.raised_errors import RaisedError, raised_by_vllm
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
@@ -137,7 +137,10 @@ class FailureKind(NamedTuple):
             return None
         if {"free", "share"} <= self.pattern.groupindex.keys():  # the rank with the least free memory decides
             match = min((match, *self.pattern.finditer(context.nearby)), key=lambda rank: _number(rank["free"]))
-        if self.platforms and platform_of(text, context) not in self.platforms:
+        platform = platform_of(text, context)
+        if platform not in self.platforms and (
+            self.platforms or offers_what_it_lacks(WORDS.alternatives.split(self.do)[0], platform)
+        ):
             return None
         if self.phases and context.phase not in self.phases:
             return None
@@ -440,6 +443,8 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
     release does not have one.
     """
 
+    platform = platform_of("", context) if context.nearby else ""
+
     def value(place: re.Match[str]) -> str:
         arguments = [values[name.strip()] for name in place["names"].split(",")]
         return FUNCTIONS[place["function"]](*arguments) if place["function"] else printable(arguments[0])
@@ -457,13 +462,14 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
             with suppress(ValueError, ArithmeticError):
                 said = PLACE.sub(value, WORDS.options.sub(fill_options, clause))
                 is_open = _has_options(version, said) and not is_refuted(said, context.nearby)
+                is_open = is_open and not offers_what_it_lacks(said, platform)
                 result += (separator if result else "") + said if is_open else ""
         return result
 
     result = filled(options) or filled(lambda place: place["names"]) or PLACE.sub(value, text)
     if is_refuted(result, context.nearby):
         return ""
-    tools = words().tools.get(platform_of("", context), {}) if context.nearby else {}
+    tools = words().tools.get(platform, {})
     for tool, theirs in tools.items():
         result = result.replace(tool, theirs)
     result = f"{result[:1].upper()}{result[1:]}" if WORDS.word.match(result) else result

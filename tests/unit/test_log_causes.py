@@ -160,6 +160,7 @@ LORA_FAILS = [
 ]
 NPU_FAILED = "[1028] [2026-05-08 03:20:32:683] torch.distributed: [ERROR] [1130] Find exception, query:build/compiler_depend.ts:61 NPU function error: acl::AclQueryEventRecordedStatus(event_, &currStatus), error code is 507011"
 PLUGIN_ARGS = "INFO 04-02 18:42:40 [utils.py:233] non-default args: {'model_tag': 'm', 'decode_context_parallel_size': 8, 'speculative_config': {'method': 'mtp'}}"
+BAD_IMAGE = "torch.AcceleratorError: CUDA error: device kernel image is invalid"
 NO_IMAGE = "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device"
 NO_IMAGE_FRAME = (
     "frame #5: <unknown function> + 0x8e2f6 (0x7e33032b72f6 in /opt/venv/lib/python3.12/site-packages/lmcache/c_ops.so)"
@@ -251,6 +252,7 @@ def told(folder: Path, lines: list[str]) -> str:
         ([RAISED, FRAME.format("vllm/v1/worker/gpu_model_runner.py", "profile_run"), *LORA_FAILS], "uses no adapter of yours", "without that adapter"),
         ([RAISED, FRAME.format("vllm/v1/worker/gpu_model_runner.py", "execute_model"), *LORA_FAILS], "without that adapter", "of yours"),
         ([*ASCEND, RAISED, FRAME.format("vllm_ascend/ops/triton/layernorm_gated.py", "fwd"), "    _layer_norm_fwd_kernel[grid](", "TypeError: 'function' object is not subscriptable"], "pip uninstall -y triton triton-ascend", "CPU backend"),
+        (["(EngineCore pid=9) INFO 04-02 18:42:40 [tpu_runner.py:210] Init mesh of tpu_inference", RAISED, STEP_OF.format("/opt/vllm/v1/core/sched/scheduler.py"), "AttributeError: 'list' object has no attribute 'tolist'"], "the plugin's newest release", "a defect of vLLM"),
         # the options that a plugin mostly lacks, a package's own kernels, the platform, the backend that raised
         ([PLUGIN_ARGS, RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "start without --speculative-config and --decode-context-parallel-size", "--async-scheduling"),
         ([PLUGIN_ARGS.replace("speculative_config", "seed").replace("decode_context_parallel_size", "port"), RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "vendor's library", "start without"),
@@ -260,6 +262,11 @@ def told(folder: Path, lines: list[str]) -> str:
         ([RAISED, FRAME.format("vllm/v1/structured_output/backend_guidance.py", "serialize"), "KeyError: 'triggers'"], "backend xgrammar", "backend guidance"),
         ([RAISED, FRAME.format("vllm/v1/structured_output/backend_xgrammar.py", "compile"), "KeyError: 'triggers'"], "backend guidance", "backend xgrammar"),
         ([RAISED, FRAME.format("kvbm/vllm_integration/connector_leader.py", "build"), "KeyError: 'cmpl-1'"], "the connector that moves", "scheduler"),
+        ([PLATFORM.format("Automatically detected platform rocm."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), BAD_IMAGE], "AMD GPU's architecture", "NVIDIA"),
+        ([PLATFORM.format("Automatically detected platform cuda."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), BAD_IMAGE], "NVIDIA driver", "AMD"),
+        # what only NVIDIA's GPUs have is offered to no other one
+        ([PLATFORM.format("Automatically detected platform xpu."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "NotImplementedError: WFP4A16 MoE is unsupported on SM80."], "engine_dead", "marlin"),
+        ([PLATFORM.format("Automatically detected platform cuda."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "NotImplementedError: WFP4A16 MoE is unsupported on SM80."], "--moe-backend marlin", "xpu"),
         # a native crash ends the log of a server at work; work behind it shows that another process crashed
         ([*SERVES, CRASH], "CRITICAL engine_dead", "Read the first frames"),
         ([*SERVES, CRASH, *CRASH_IN_DECODE], "--attention-backend TRITON_ATTN", "Read the first frames"),
