@@ -253,6 +253,8 @@ def told(folder: Path, lines: list[str]) -> str:
         ([RAISED, FRAME.format("vllm/v1/worker/gpu_model_runner.py", "execute_model"), *LORA_FAILS], "without that adapter", "of yours"),
         ([*ASCEND, RAISED, FRAME.format("vllm_ascend/ops/triton/layernorm_gated.py", "fwd"), "    _layer_norm_fwd_kernel[grid](", "TypeError: 'function' object is not subscriptable"], "pip uninstall -y triton triton-ascend", "CPU backend"),
         (["(EngineCore pid=9) INFO 04-02 18:42:40 [tpu_runner.py:210] Init mesh of tpu_inference", RAISED, STEP_OF.format("/opt/vllm/v1/core/sched/scheduler.py"), "AttributeError: 'list' object has no attribute 'tolist'"], "the plugin's newest release", "a defect of vLLM"),
+        ([*SERVES, ENGINE.format("core.py:1849", "Invocation of add_lora method failed")], "the adapter is not loaded", "CRITICAL"),
+        ([*SERVES, ENGINE.format("core.py:1849", "Invocation of add_lora method is slow")], "NO FAILURE FOUND", "not loaded"),
         # the options that a plugin mostly lacks, a package's own kernels, the platform, the backend that raised
         ([PLUGIN_ARGS, RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "start without --speculative-config and --decode-context-parallel-size", "--async-scheduling"),
         ([PLUGIN_ARGS.replace("speculative_config", "seed").replace("decode_context_parallel_size", "port"), RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "vendor's library", "start without"),
