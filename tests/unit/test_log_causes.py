@@ -267,6 +267,7 @@ def told(folder: Path, lines: list[str]) -> str:
         ([PLATFORM.format("Automatically detected platform rocm."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), BAD_IMAGE], "AMD GPU's architecture", "NVIDIA"),
         ([PLATFORM.format("Automatically detected platform cuda."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), BAD_IMAGE], "NVIDIA driver", "AMD"),
         # what only NVIDIA's GPUs have is offered to no other one
+        (["(EngineCore pid=7) INFO 07-25 22:35:39 [fp8.py:407] Using TRITON Fp8 MoE backend out of potential backends: ['TRITON', 'MARLIN', 'XPU', 'CPU']", RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "NotImplementedError: WFP4A16 MoE is unsupported on SM80."], "--moe-backend marlin", "xpu"),
         ([PLATFORM.format("Automatically detected platform xpu."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "NotImplementedError: WFP4A16 MoE is unsupported on SM80."], "engine_dead", "marlin"),
         ([PLATFORM.format("Automatically detected platform cuda."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "NotImplementedError: WFP4A16 MoE is unsupported on SM80."], "--moe-backend marlin", "xpu"),
         # a native crash ends the log of a server at work; work behind it shows that another process crashed
