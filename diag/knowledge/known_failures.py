@@ -439,8 +439,8 @@ def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
 def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING, version: str = "") -> str:
     """Fill in the groups, and the options that the server was given.
 
-    An alternative is left out if its number cannot be computed, if the server was given none of its options, or if its
-    release does not have one.
+    An alternative is left out if its number cannot be computed, if the server was given none of its options, if it is a
+    second one that lists many, or if its release or its platform does not have one.
     """
 
     platform = platform_of("", context) if context.nearby else ""
@@ -451,7 +451,7 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
 
     def options(place: re.Match[str]) -> str:
         names = _options_given(place, context)
-        if not names:
+        if not names or (len(names) > FEW_OPTIONS and not text.startswith(place.string)):
             raise ValueError
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
