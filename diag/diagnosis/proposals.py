@@ -22,7 +22,7 @@ from diag.diagnosis.pools import find_pools
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.formulas import expanded
 from diag.knowledge.known_failures import KnownFailure
-from diag.knowledge.platforms import SHOWS_ROCM
+from diag.knowledge.platforms import words
 from diag.knowledge.signals import gpu_memory_total, running_value, runs_on_cpu, runs_on_rocm
 from diag.vllm.command.command import Command, json_object
 from diag.vllm.flags.registry import UNSET, default, release, releases, versions
@@ -153,7 +153,8 @@ def propose(
 def is_on_rocm(diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> bool:
     """Return True if the server's telemetry, or a quoted line of its log, is of AMD GPUs."""
     proposer = _Proposer(diagnosis, queries, Running(), ())
-    return bool(proposer.value(runs_on_rocm)) or any(SHOWS_ROCM.search(f"{one.text} {one.cause}") for one in quotes)
+    shown = words().shows["rocm"]
+    return bool(proposer.value(runs_on_rocm)) or any(shown.search(f"{one.text} {one.cause}") for one in quotes)
 
 
 def by_failure(failure: KnownFailure) -> Proposal:

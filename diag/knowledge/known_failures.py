@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from diag.core.declarations import PACKAGE, did_you_mean, read
 from diag.core.formatting import printable
 from diag.core.log_events import LogContext
-from diag.knowledge.platforms import kernel_of, platform_of, way_around, words
+from diag.knowledge.platforms import kernel_of, offers_what_it_lacks, platform_of, way_around, words
 from diag.knowledge.raised_errors import RaisedError, raised_by_vllm
 from diag.knowledge.signals.log import LEAST_SHARE
 from diag.vllm.command.free_text import hidden
@@ -137,7 +137,10 @@ class FailureKind(NamedTuple):
             return None
         if {"free", "share"} <= self.pattern.groupindex.keys():  # the rank with the least free memory decides
             match = min((match, *self.pattern.finditer(context.nearby)), key=lambda rank: _number(rank["free"]))
-        if self.platforms and platform_of(text, context) not in self.platforms:
+        platform = platform_of(text, context)
+        if platform not in self.platforms and (
+            self.platforms or offers_what_it_lacks(WORDS.alternatives.split(self.do)[0], platform)
+        ):
             return None
         if self.phases and context.phase not in self.phases:
             return None
@@ -436,9 +439,11 @@ def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
 def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING, version: str = "") -> str:
     """Fill in the groups, and the options that the server was given.
 
-    An alternative is left out if its number cannot be computed, if the server was given none of its options, or if its
-    release does not have one.
+    An alternative is left out if its number cannot be computed, if the server was given none of its options, if it is a
+    second one that lists many, or if its release or its platform does not have one.
     """
+
+    platform = platform_of("", context) if context.nearby else ""
 
     def value(place: re.Match[str]) -> str:
         arguments = [values[name.strip()] for name in place["names"].split(",")]
@@ -446,7 +451,7 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
 
     def options(place: re.Match[str]) -> str:
         names = _options_given(place, context)
-        if not names:
+        if not names or (len(names) > FEW_OPTIONS and not text.startswith(place.string)):
             raise ValueError
         return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
@@ -457,13 +462,14 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
             with suppress(ValueError, ArithmeticError):
                 said = PLACE.sub(value, WORDS.options.sub(fill_options, clause))
                 is_open = _has_options(version, said) and not is_refuted(said, context.nearby)
+                is_open = is_open and not offers_what_it_lacks(said, platform)
                 result += (separator if result else "") + said if is_open else ""
         return result
 
     result = filled(options) or filled(lambda place: place["names"]) or PLACE.sub(value, text)
     if is_refuted(result, context.nearby):
         return ""
-    tools = words().tools.get(platform_of("", context), {}) if context.nearby else {}
+    tools = words().tools.get(platform, {})
     for tool, theirs in tools.items():
         result = result.replace(tool, theirs)
     result = f"{result[:1].upper()}{result[1:]}" if WORDS.word.match(result) else result

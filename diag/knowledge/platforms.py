@@ -22,6 +22,8 @@ class Words(NamedTuple):
     used: Mapping[str, re.Pattern[str]]
     refused: Mapping[str, re.Pattern[str]]
     in_use: Mapping[str, re.Pattern[str]]
+    lacks: Mapping[str, re.Pattern[str]]
+    shows: Mapping[str, re.Pattern[str]]
     tools: Mapping[str, Mapping[str, str]]
     hints: Mapping[str, re.Pattern[str]]
 
@@ -43,12 +45,12 @@ def platform_of(text: str, context: LogContext) -> str:
     return next(_named(words().platforms, said), "cuda" if context.nearby else "")
 
 
-# -- ROCm
+def offers_what_it_lacks(clause: str, platform: str) -> bool:
+    """Return True if an advice is for NVIDIA's GPUs alone, and the server runs on others."""
+    return platform in words().lacks and bool(words().lacks[platform].search(clause))
 
-SHOWS_ROCM = re.compile(
-    r"\bHIP\b|HSA_STATUS|by GPU node-\d|\bamdgpu\b|\brccl\b|libtorch_hip|\[aiter\]|/opt/rocm|\brocm\b"
-)
-"""Words of a log line that only ROCm's libraries write."""
+
+# -- ROCm
 
 
 class Phrases(NamedTuple):
@@ -107,17 +109,6 @@ def incident_on_rocm(incident: Incident) -> Incident:
 
 # -- kernels
 
-_OFFERED = re.compile(r"(?:out of potential|[Vv]alid) (?:attention )?backends: ?[\[(](?P<names>[^\])\n]{1,300})")
-_USED = re.compile(
-    r"Using (?:AttentionBackendEnum\.)?'?(?P<name>[A-Z][A-Z_0-9]{3,40}|Triton|Flash ?Attention|FlashInfer|FlashMLA)'?"
-    r"(?: [Aa]ttention)? [Bb]ackend"
-)
-_ASKED_FOR = re.compile(r"(?:attention_backend(?:': '|=)|VLLM_ATTENTION_BACKEND=)([A-Z][A-Z_0-9]{3,40})")
-_MLA = re.compile(r"/mla/|_mla\b|\bmla_attention|\bMLA\b|use_mla=True|(?i:deepseek-?(?:v[23]|r1)|kimi-k)")
-_SPARSE = re.compile(r"(?i)use_sparse=True|MLA_SPARSE|sparse_attn_indexer|deepseek-v(?:3\.2|4)")
-_LOADS = re.compile(r":\w{0,30}(?:load_|_loader\b|create_weights)")
-_FEW_BITS = re.compile(r"(?i)nvfp4|mxfp4|w4a16|wna16|awq|gptq|int4")
-
 
 class Way(NamedTuple):
     """An option that avoids a kernel, on these platforms (any if none is named) and since a release."""
@@ -142,7 +133,7 @@ def kernels() -> tuple[Kernel, ...]:
 
 def kernel_of(frames: str, text: str) -> Kernel | None:
     """Return the kernel that the innermost frames of a traceback or its exception show; None while weights load."""
-    if _LOADS.search(frames):
+    if words().shows["loads"].search(frames):
         return None
     return next((kernel for kernel in kernels() if kernel.frames.search(f"{frames}\n{text}")), None)
 
@@ -163,20 +154,20 @@ def way_around(kernel: Kernel, near: str, frames: str, platform: str, version: s
 
 def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> str:
     """Return the choice of another attention backend; of those that vLLM's own line lists, if the log has that line."""
-    if platform not in ("cuda", "rocm", "xpu", "") or _SPARSE.search(near):
+    shows = words().shows
+    if platform not in ("cuda", "rocm", "xpu", "") or shows["sparse"].search(near):
         return ""
-    line = _USED.search(near)
+    line = shows["used"].search(near)
     used = line["name"].upper().replace(" ", "_").replace("FLASHATTENTION", "FLASH_ATTENTION") if line else ""
     used = next(_named(words().used, frames), used).removesuffix("ENTION")
-    is_mla, is_rocm = bool(_MLA.search(near)), platform == "rocm"
+    is_mla, is_rocm = bool(shows["mla"].search(near)), platform == "rocm"
     wanted = ["TRITON_ATTN", "ROCM_ATTN"] if is_rocm else ["TRITON_ATTN", "FLASH_ATTN", "FLASHINFER"]
     if is_mla:
         wanted = ["TRITON_MLA"] if is_rocm else ["TRITON_MLA", "FLASHMLA", "CUTLASS_MLA"]
-    offered = [
-        name.strip(" '\"").rpartition(".")[2] for line in _OFFERED.finditer(near) for name in line["names"].split(",")
-    ]
+    listed = ",".join(line["names"] for line in shows["offered"].finditer(near))
+    offered = [name.strip(" '\"").rpartition(".")[2] for name in listed.split(",")]
     wanted = [name for name in wanted if name in offered] or wanted
-    tried = [name.removesuffix("_MLA") for name in (used, *_ASKED_FOR.findall(near)) if name]
+    tried = [name.removesuffix("_MLA") for name in (used, *shows["asked_for"].findall(near)) if name]
     refused = [*_named(words().refused, near), *tried]
     name = next((name for name in wanted if not name.startswith(tuple(refused))), "")
     name = name if not at or at >= (0, 8) or not name.startswith("TRITON") else "XFORMERS"
@@ -196,6 +187,6 @@ def _experts(near: str, frames: str, platform: str, at: tuple[int, ...]) -> str:
     is_triton = bool(re.search(r"triton_kernels|fused_moe/(?:fused_moe|gpt_oss_triton\w{0,20})\.py", frames))
     if platform == "rocm" and is_triton:
         return ""
-    few = _FEW_BITS.search(near) and platform != "rocm"
+    few = words().shows["few_bits"].search(near) and platform != "rocm"
     name = "marlin" if few else "flashinfer_cutlass" if is_triton else "triton"
     return f"--moe-backend {name}{'' if at else ' (since 0.17)'}"

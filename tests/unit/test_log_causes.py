@@ -152,6 +152,19 @@ GRAMMAR = ENGINE.format(
     "backend_xgrammar.py:180",
     "Failed to advance FSM for request chatcmpl-9f34f0 for tokens 1576. Please file an issue.",
 )
+ASCEND = ["INFO 04-02 18:42:40 [__init__.py:46] - ascend -> vllm_ascend:register"]
+WORKER_FAILED = "RuntimeError: Worker failed with error ''NoneType' object has no attribute 'size'', please check the stack trace above for the root cause"
+LORA_FAILS = [
+    FRAME.format("vllm/lora/ops/triton_ops/lora_shrink_op.py", "_lora_shrink"),
+    "AssertionError: odd frobs of an adapter",
+]
+NPU_FAILED = "[1028] [2026-05-08 03:20:32:683] torch.distributed: [ERROR] [1130] Find exception, query:build/compiler_depend.ts:61 NPU function error: acl::AclQueryEventRecordedStatus(event_, &currStatus), error code is 507011"
+PLUGIN_ARGS = "INFO 04-02 18:42:40 [utils.py:233] non-default args: {'model_tag': 'm', 'decode_context_parallel_size': 8, 'speculative_config': {'method': 'mtp'}}"
+BAD_IMAGE = "torch.AcceleratorError: CUDA error: device kernel image is invalid"
+NO_IMAGE = "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device"
+NO_IMAGE_FRAME = (
+    "frame #5: <unknown function> + 0x8e2f6 (0x7e33032b72f6 in /opt/venv/lib/python3.12/site-packages/lmcache/c_ops.so)"
+)
 
 
 def told(folder: Path, lines: list[str]) -> str:
@@ -227,6 +240,37 @@ def told(folder: Path, lines: list[str]) -> str:
         ([RAISED, STEP_OF.format("/workspace/vllm-0.9.1/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "Upgrade vLLM (", "a fork"),
         ([RAISED, STEP_OF.format("/vllm-workspace/vllm/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "the plugin's newest release", "a fork"),
         (["Per-position acceptance rate of the draft: 0.8", RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "ValueError: odd frobs"], "Start without --speculative-config; start", "--enable-lora"),
+        ([RAISED, STEP_OF.format("/workspace/vllm_hybrid/vllm/v1/core/sched/scheduler.py"), "AssertionError: Only frobs can be preempted"], "raised in vllm_hybrid", "a defect of vLLM"),
+        ([RAISED, STEP_OF.format("/opt/venv/vllm/v1/core/sched/scheduler.py"), "AssertionError: Only frobs can be preempted"], "a defect of vLLM", "a fork"),
+        # a plugin's part, a worker's missing traceback, LoRA in the test run, drafts that a grammar refuses
+        ([RAISED, FRAME.format("vllm_ascend/distributed/kv_transfer/kv_p2p/mooncake_connector.py", "start_load_kv"), "IndexError: list index out of range"], "the plugin's KV connector", "vendor's library"),
+        ([RAISED, FRAME.format("vllm_ascend/distributed/parallel_state.py", "init_ascend_model_parallel"), "IndexError: list index out of range"], "vendor's library", "KV connector"),
+        ([RAISED, FRAME.format("vllm_ascend/utils.py", "_weight_to_nz"), "AttributeError: 'AscendFrobLinear' object has no attribute 'weight'"], "Serve the W8A8 build", "vendor's library"),
+        ([RAISED, FRAME.format("vllm_ascend/spec_decode/eagle_proposer.py", "_propose"), "AttributeError: 'Frob' object has no attribute 'frobs'"], "without --speculative-config", "vendor's library"),
+        ([*ASCEND, RAISED, FRAME.format("vllm/v1/executor/multiproc_executor.py", "get_response"), WORKER_FAILED], "the worker's own traceback", "the plugin's newest release"),
+        ([*ASCEND, RAISED, FRAME.format("vllm/v1/worker/gpu_model_runner.py", "execute_model"), "ValueError: odd frobs"], "the plugin's newest release", "own traceback"),
+        ([RAISED, FRAME.format("vllm/v1/worker/gpu_model_runner.py", "profile_run"), *LORA_FAILS], "uses no adapter of yours", "without that adapter"),
+        ([RAISED, FRAME.format("vllm/v1/worker/gpu_model_runner.py", "execute_model"), *LORA_FAILS], "without that adapter", "of yours"),
+        ([*ASCEND, RAISED, FRAME.format("vllm_ascend/ops/triton/layernorm_gated.py", "fwd"), "    _layer_norm_fwd_kernel[grid](", "TypeError: 'function' object is not subscriptable"], "pip uninstall -y triton triton-ascend", "CPU backend"),
+        (["(EngineCore pid=9) INFO 04-02 18:42:40 [tpu_runner.py:210] Init mesh", RAISED, STEP_OF.format("/opt/vllm/v1/core/sched/scheduler.py"), "AttributeError: 'list' object has no attribute 'tolist'"], "the plugin's newest release", "a defect of vLLM"),
+        ([*SERVES, ENGINE.format("core.py:1849", "Invocation of add_lora method failed")], "the adapter is not loaded", "CRITICAL"),
+        ([*SERVES, ENGINE.format("core.py:1849", "Invocation of add_lora method is slow")], "NO FAILURE FOUND", "not loaded"),
+        # the options that a plugin mostly lacks, a package's own kernels, the platform, the backend that raised
+        ([PLUGIN_ARGS, RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "start without --speculative-config and --decode-context-parallel-size", "--async-scheduling"),
+        ([PLUGIN_ARGS.replace("speculative_config", "seed").replace("decode_context_parallel_size", "port"), RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "vendor's library", "start without"),
+        ([RAISED, FRAME.format("vllm_ascend/worker/block_table.py", "compute"), "RuntimeError: odd frobs of a table"], "the newest release of all three", "start without"),
+        ([RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), NO_IMAGE, NO_IMAGE_FRAME], "the package lmcache has no kernels", "torch or vLLM has no kernels"),
+        ([RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), NO_IMAGE, NO_IMAGE_FRAME.replace("lmcache", "torch")], "torch or vLLM has no kernels", "the package torch"),
+        (["INFO 04-02 18:42:40 [x.py:1] quantization=mxfp4", RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), NO_IMAGE.replace("CUDA", "HIP")], "AMD GPU's architecture", "Blackwell"),
+        ([RAISED, FRAME.format("vllm/v1/structured_output/backend_guidance.py", "serialize"), "KeyError: 'triggers'"], "backend xgrammar", "backend guidance"),
+        ([RAISED, FRAME.format("vllm/v1/structured_output/backend_xgrammar.py", "compile"), "KeyError: 'triggers'"], "backend guidance", "backend xgrammar"),
+        ([RAISED, FRAME.format("kvbm/vllm_integration/connector_leader.py", "build"), "KeyError: 'cmpl-1'"], "the connector that moves", "scheduler"),
+        ([PLATFORM.format("Automatically detected platform rocm."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), BAD_IMAGE], "AMD GPU's architecture", "NVIDIA"),
+        ([PLATFORM.format("Automatically detected platform cuda."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), BAD_IMAGE], "NVIDIA driver", "AMD"),
+        # what only NVIDIA's GPUs have is offered to no other one
+        (["(EngineCore pid=7) INFO 07-25 22:35:39 [fp8.py:407] Using TRITON Fp8 MoE backend out of potential backends: ['TRITON', 'MARLIN', 'XPU', 'CPU']", RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "NotImplementedError: WFP4A16 MoE is unsupported on SM80."], "--moe-backend marlin", "xpu"),
+        ([PLATFORM.format("Automatically detected platform xpu."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "NotImplementedError: WFP4A16 MoE is unsupported on SM80."], "engine_dead", "marlin"),
+        ([PLATFORM.format("Automatically detected platform cuda."), RAISED, STEP_OF.format("/opt/vllm/v1/worker/gpu_model_runner.py"), "NotImplementedError: WFP4A16 MoE is unsupported on SM80."], "--moe-backend marlin", "xpu"),
         # a native crash ends the log of a server at work; work behind it shows that another process crashed
         ([*SERVES, CRASH], "CRITICAL engine_dead", "Read the first frames"),
         ([*SERVES, CRASH, *CRASH_IN_DECODE], "--attention-backend TRITON_ATTN", "Read the first frames"),
@@ -240,6 +284,7 @@ def told(folder: Path, lines: list[str]) -> str:
         ([*SERVES, "corrupted size vs. prev_size"], "corrupted the process's memory", "NO FAILURE FOUND"),
         ([*SERVES, ASSERTED, "Fatal Python error: Aborted"], "Triton's compiler stopped", "a signal"),
         ([*SERVES, UNCAUGHT, f"  what():  {WATCHDOG}"], "engine_device_fault", "Act on the"),
+        ([*SERVES, UNCAUGHT, "  what():  [Rank 4] HCCL watchdog thread terminated with exception:", NPU_FAILED], "failed with 507011", "Act on the"),
         ([*SERVES, UNCAUGHT, "  what():  The frob is not there"], "The frob is not there (", "NO FAILURE FOUND"),
         ([*SERVES, UNCAUGHT.partition(" after")[0] + " without an active exception"], "A thread of native code", "every request fails"),
         ([WORKER.format("multiproc_executor.py:146", "Worker proc VllmWorker-1 died unexpectedly, shutting down executor."), SERVES[-1]], "CRITICAL engine_dead", "no incident fits"),
