@@ -114,7 +114,7 @@ _USED = re.compile(
 )
 _ASKED_FOR = re.compile(r"(?:attention_backend(?:': '|=)|VLLM_ATTENTION_BACKEND=)([A-Z][A-Z_0-9]{3,40})")
 _MLA = re.compile(r"/mla/|_mla\b|\bmla_attention|\bMLA\b|use_mla=True|(?i:deepseek-?(?:v[23]|r1)|kimi-k)")
-_SPARSE = re.compile(r"(?i)use_sparse=True|MLA_SPARSE|sparse_attn_indexer|deepseek-v(?:3\.2|4)")
+_SPARSE = re.compile(r"(?i)use_sparse=True|MLA_SPARSE|sparse_attn_indexer|deepseek-v(?:3\.2|4)|turboquant")
 _LOADS = re.compile(r":\w{0,30}(?:load_|_loader\b|create_weights)")
 _FEW_BITS = re.compile(r"(?i)nvfp4|mxfp4|w4a16|wna16|awq|gptq|int4")
 
@@ -175,7 +175,7 @@ def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> st
     offered = [
         name.strip(" '\"").rpartition(".")[2] for line in _OFFERED.finditer(near) for name in line["names"].split(",")
     ]
-    wanted = [name for name in wanted if name in offered] or wanted
+    wanted = [name for name in wanted if name in offered] or wanted[: 1 if is_mla else None]  # FlashMLA: few GPUs
     tried = [name.removesuffix("_MLA") for name in (used, *_ASKED_FOR.findall(near)) if name]
     refused = [*_named(words().refused, near), *tried]
     name = next((name for name in wanted if not name.startswith(tuple(refused))), "")
