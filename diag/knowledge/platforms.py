@@ -116,7 +116,7 @@ _ASKED_FOR = re.compile(r"(?:attention_backend(?:': '|=)|VLLM_ATTENTION_BACKEND=
 _MLA = re.compile(r"/mla/|_mla\b|\bmla_attention|\bMLA\b|use_mla=True|(?i:deepseek-?(?:v[23]|r1)|kimi-k)")
 _SPARSE = re.compile(r"(?i)use_sparse=True|MLA_SPARSE|sparse_attn_indexer|deepseek-v(?:3\.2|4)|turboquant")
 _LOADS = re.compile(r":\w{0,30}(?:load_|_loader\b|create_weights)")
-_FEW_BITS = re.compile(r"(?i)nvfp4|mxfp4|w4a16|wna16|awq|gptq|int4")
+_FEW_BITS = re.compile(r"(?i)nvfp4|mxfp4|b12x|w4a16|wna16|awq|gptq|int4")
 
 
 class Way(NamedTuple):

@@ -274,6 +274,9 @@ def told(folder: Path, lines: list[str]) -> str:
         ([*STARTS, *(ENGINE.format("core.py:1", text) for text in TRITON)], "number format: Cannot make_shape", "FLASHMLA"),
         ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("frob_omni/models/qwen.py", "<module>"), NO_NAME))], "The package frob_omni was made for another release", "own files"),
         ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("vllm/worker/utils.py", "<module>"), NO_NAME))], "vLLM's own files are of two", "The package"),
+        # the class of an exception within a function
+        ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("frob/compiler.py", "compile"), "frob._mlir._site_initialize.<locals>.FrobError: The pass pipeline has no frobs"))], 'says: "The pass pipeline has no frobs"', "search for"),
+        ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("frob/compiler.py", "compile"), "frob <local> of FrobError: The pass pipeline"))], "EngineCore failed to start", 'says: "The pass'),
         # an alternative that stands alone is no second one
         ([*BEGUN_0_23, f"{API}INFO 06-22 01:20:03 [utils.py:261] non-default args: {{'model': 'm'}}", *(line.replace("04-02 18", "06-22 18") for line in (*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("vllm/v1/attention/backends/mla/frob.py", "forward"), "RuntimeError: MLA_SPARSE has odd frobs"))))], "Do now Upgrade vLLM; restart", "f it stays"),
         # figures of the error
