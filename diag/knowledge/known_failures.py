@@ -457,8 +457,7 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
             with suppress(ValueError, ArithmeticError):
                 said = PLACE.sub(value, WORDS.options.sub(fill_options, clause))
                 is_open = _has_options(version, said) and not is_refuted(said, context.nearby)
-                said = f"{separator}{said}" if result else WORDS.second.sub("", said)
-                result += said if is_open else ""
+                result += (f"{separator}{said}" if result else WORDS.second.sub("", said)) if is_open else ""
         return result
 
     result = filled(options) or filled(lambda place: place["names"]) or PLACE.sub(value, text)
