@@ -422,9 +422,9 @@ def _with_upgrade(advice: str, version: str, basis: Basis) -> str:
     """
     newest = versions()[-1]
     (at, last) = release(version)[:2], release(newest)[:2]
-    if not at and basis == "guess" and advice.startswith("Start without") and advice.count("--") > FEW_OPTIONS:
-        return f"Upgrade vLLM ({newest} is the newest release); until then {advice[:1].lower()}{advice[1:]}"
     if not at and basis == "guess" and not re.search("(?i)upgrade", advice):
+        if advice.startswith("Start without") and advice.count("--") > FEW_OPTIONS:
+            return f"Upgrade vLLM ({newest} is the newest release); until then {advice[:1].lower()}{advice[1:]}"
         return f"{advice.removesuffix('.')}; if the error stays, upgrade vLLM."
     if not at or last < (at[0], at[1] + FAR_BEHIND):
         return advice
@@ -463,7 +463,7 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
                 said = PLACE.sub(value, WORDS.options.sub(fill_options, clause))
                 is_open = _has_options(version, said) and not is_refuted(said, context.nearby)
                 is_open = is_open and not offers_what_it_lacks(said, platform)
-                result += (separator if result else "") + said if is_open else ""
+                result += (f"{separator}{said}" if result else WORDS.second.sub("", said)) if is_open else ""
         return result
 
     result = filled(options) or filled(lambda place: place["names"]) or PLACE.sub(value, text)

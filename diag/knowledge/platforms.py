@@ -166,7 +166,7 @@ def _attention(near: str, frames: str, platform: str, at: tuple[int, ...]) -> st
         wanted = ["TRITON_MLA"] if is_rocm else ["TRITON_MLA", "FLASHMLA", "CUTLASS_MLA"]
     listed = ",".join(line["names"] for line in shows["offered"].finditer(near))
     offered = [name.strip(" '\"").rpartition(".")[2] for name in listed.split(",")]
-    wanted = [name for name in wanted if name in offered] or wanted
+    wanted = [name for name in wanted if name in offered] or wanted[: 1 if is_mla else None]  # FlashMLA: few GPUs
     tried = [name.removesuffix("_MLA") for name in (used, *shows["asked_for"].findall(near)) if name]
     refused = [*_named(words().refused, near), *tried]
     name = next((name for name in wanted if not name.startswith(tuple(refused))), "")

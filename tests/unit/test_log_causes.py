@@ -76,6 +76,14 @@ NATIVE = [
     f'  File "<unknown>", line 0, in {frame}'
     for frame in ("frob::dispatchMoeGemmSelect<cutlass::Sm90>", "_PyEval_EvalFrameDefault")
 ]
+TRITON = [
+    FRAME.format("vllm/v1/attention/backends/mla/triton_mla.py", "forward_mqa"),
+    FRAME.format("triton/compiler/code_generator.py", "visit_Assign"),
+    "triton.compiler.errors.CompilationError: at 86:24:",
+    "        acc = acc * re_scale[:, None]",
+    "Cannot make_shape_compatible: incompatible dimensions at index 0: 256 and 512",
+]
+NO_NAME = "ImportError: cannot import name 'frob' from 'vllm.utils' (/opt/venv/site-packages/vllm/utils.py)"
 SERVES = [
     f"{API}INFO 11-20 10:00:00 [api_server.py:1000] vLLM API server version 0.20.0",
     f"{API}INFO:     Application startup complete.",
@@ -307,6 +315,15 @@ def told(folder: Path, lines: list[str]) -> str:
         ([f"{V0}RuntimeError: The process exits for this inner error, and the current working operator name is Frob.", f"{V0}[PID: 652] Memory_Allocation_Failure(EL0004): Failed to allocate memory."], "memory of an NPU is full", "operator Frob failed"),
         ([*BUDGET.format("-1.27").splitlines(), *STARTS, NO_BLOCKS], "only if nvidia-smi shows no other", "hold memory of the same GPU"),
         ([*BUDGET.format("31.01").splitlines(), *BUDGET.format("-1.27").splitlines(), *STARTS, NO_BLOCKS], "hold memory of the same GPU", "--gpu-memory-utilization 0.95"),
+        # the reason below Triton's place, and no backend that no line offers; whose import failed; whose registration
+        ([*STARTS, *(ENGINE.format("core.py:1", text) for text in TRITON)], "number format: Cannot make_shape", "FLASHMLA"),
+        ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("frob_omni/models/qwen.py", "<module>"), NO_NAME))], "The package frob_omni was made for another release", "own files"),
+        ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("vllm/worker/utils.py", "<module>"), NO_NAME))], "vLLM's own files are of two", "The package"),
+        # the class of an exception within a function
+        ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("frob/compiler.py", "compile"), "frob._mlir._site_initialize.<locals>.FrobError: The pass pipeline has no frobs"))], 'says: "The pass pipeline has no frobs"', "search for"),
+        ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("frob/compiler.py", "compile"), "frob <local> of FrobError: The pass pipeline"))], "EngineCore failed to start", 'says: "The pass'),
+        # an alternative that stands alone is no second one
+        ([*BEGUN_0_23, f"{API}INFO 06-22 01:20:03 [utils.py:261] non-default args: {{'model': 'm'}}", *(line.replace("04-02 18", "06-22 18") for line in (*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("vllm/v1/attention/backends/mla/frob.py", "forward"), "RuntimeError: MLA_SPARSE has odd frobs"))))], "Do now Upgrade vLLM; restart", "f it stays"),
         # figures of the error
         ([SHORT.format(250000, "1.8", "0.35", 856)], "A length that fits would serve nobody", "Start with --max-model-len 856"),
         ([SHORT.format(262144, "24.0", "3.18", 34736)], "Start with --max-model-len 34736", "would serve nobody"),
