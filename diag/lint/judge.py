@@ -294,7 +294,7 @@ def _run_together(first: Command, second: Command) -> bool:
     return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
 
 
-_OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model", "by_default")
+_OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model", "by_default", "image", "entry")
 """Fields of a command that a branch of its script has of its own."""
 
 

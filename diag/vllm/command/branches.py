@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from functools import partial, reduce
 from itertools import groupby
 from operator import eq, ge, gt, le, lt, ne
+from types import MappingProxyType
 
 from diag.vllm.command.shell import LONGEST, NOTATIONS, Bare, Statement
 
@@ -28,16 +29,18 @@ def usual_ways(
     functions: Sequence[str],
     assignments: Callable[[Sequence[str]], Mapping[str, str]],
     given: Mapping[str, str],
+    chosen: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[dict[int, int], Mapping[int, set[str]]]:
     """Return the branch of each block that the text decides, and the variables that decide it.
 
     They have the script's own values, those that are `given`, and the defaults; others are unset, and the script gets
-    no arguments. `functions` has the function of each line; its arguments are unknown.
+    no arguments. `functions` has the function of each line; its arguments are unknown. `chosen` are branches of blocks
+    that the text does not decide.
     """
     names: dict[int, set[str]] = {}
     values: dict[str, str | None] = {**given}
     is_open = any(step.words[:1] in (["source"], ["."]) and _SETTINGS.search(step.words[-1]) for step in steps)
-    ways: dict[int, int] = {}
+    ways: dict[int, int] = {**chosen}
     subjects: dict[int, str | None] = {}
     results: dict[tuple[int, int], bool | None] = {}
     options = set[str]()
@@ -70,6 +73,7 @@ def usual_ways(
                 ways |= {block: branch if holds else -1} if holds is not None else {}
                 if holds is None:
                     ways.pop(block, None)
+                    ways |= {block: chosen[block]} if block in chosen else {}
         elif around and step.words[:1] in (["exit"], ["return"]):
             ways.pop(around[-1][0], None)  # without its arguments the script ends there
         else:

@@ -98,12 +98,14 @@ def chart_of(file: Path) -> Path | None:
 
 
 def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
-    """Put the values of an environment over those of its chart, which they complete."""
+    """Put the values of an environment over those of its chart, which they complete; its version is the usual tag."""
     chart = chart_of(file)
-    if not chart or file.absolute() == chart / "values.yaml" or len(documents) != 1:
-        return documents
     with suppress(OSError, BadUsage):
-        return [_merged(read_yaml(chart / "values.yaml"), documents[0])]
+        for whole in documents[:1] if chart and len(documents) == 1 else ():
+            own = whole if file.absolute() == chart / "values.yaml" else _merged(read_yaml(chart / "values.yaml"), whole)
+            version = read_yaml(chart / "Chart.yaml").get("appVersion")
+            is_usual = version and inner(own, "image").get("repository") and own["image"].get("tag", "-") in ("", None)
+            return [{**own, "image": {**own["image"], "tag": version}} if is_usual else own]
     return documents
 
 
@@ -386,7 +388,8 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif name == "image" and "vllm" not in found.image:
             named = next((one for kind, one in _inner_maps(child) if "vllm" in kind.lower()), child)
             image = (
-                f"{named.get('repository') or named.get('image') or named.get('name') or ''}:{named.get('tag') or ''}"
+                f"{named.get('repository') or named.get('image') or named.get('name') or ''}"
+                f":{'$APP_VERSION' if named.get('tag') == '' else named.get('tag') or ''}"  # the chart's
                 if isinstance(named, dict)
                 else str(named)
             )

@@ -262,6 +262,8 @@ class _Values:
                 value = self._literal(rest[0], depth + 1) if rest else None
                 if "environ" in ast.unparse(node.func) or ast.unparse(node.func) == "os.getenv":
                     return self._assumed(name, value)
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as name), other]):
+                return self._assumed(name, self._literal(other, depth + 1))
             case ast.JoinedStr(values=parts):
                 inner_parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
                 return "".join(str(self._literal(part, depth + 1)) for part in inner_parts)
