@@ -100,12 +100,14 @@ def chart_of(file: Path) -> Path | None:
 def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
     """Put the values of an environment over those of its chart, which they complete; its version is the usual tag."""
     chart = chart_of(file)
+    if not chart or len(documents) != 1:
+        return documents
     with suppress(OSError, BadUsage):
-        for whole in documents[:1] if chart and len(documents) == 1 else ():
-            own = whole if file.absolute() == chart / "values.yaml" else _merged(read_yaml(chart / "values.yaml"), whole)
-            version = read_yaml(chart / "Chart.yaml").get("appVersion")
-            is_usual = version and inner(own, "image").get("repository") and own["image"].get("tag", "-") in ("", None)
-            return [{**own, "image": {**own["image"], "tag": version}} if is_usual else own]
+        is_own = file.absolute() == chart / "values.yaml"
+        whole = documents[0] if is_own else _merged(read_yaml(chart / "values.yaml"), documents[0])
+        image, version = inner(whole, "image"), read_yaml(chart / "Chart.yaml").get("appVersion")
+        is_usual = version and image.get("repository") and image.get("tag", "-") in ("", None)
+        return [{**whole, "image": {**image, "tag": version}} if is_usual else whole]
     return documents
 
 

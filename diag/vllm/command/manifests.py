@@ -143,7 +143,7 @@ def above(file: Path, text: str) -> list[Any]:
 
 def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = ()) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM; `others` are objects beside the documents."""
-    own = [part for document in documents for part in (items(document, "items") or [document])]
+    own = [part for document in documents for part in (_objects_in(document) or [document])]
     parts = _joined(own, others)
     around = [*others, *parts]
     maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in around if kind(part) == "ConfigMap"}
@@ -157,6 +157,12 @@ def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = (
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
+
+
+def _objects_in(document: Any) -> list[Any]:
+    """Return the objects of a List, of a Template of OpenShift, and of a graph of kro."""
+    templates = [inner(one, "template") for one in items(inner(document, "spec"), "resources")]
+    return items(document, "items") or items(document, "objects") or [one for one in templates if one]
 
 
 def kind(part: Any) -> Any:
@@ -664,7 +670,7 @@ def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, A
         named_maps = [texts for texts in reader.maps.values() if file in texts]
     texts = {str(text) for one in named_maps for key, text in one.items() if key == file}
     with suppress(BadUsage):
-        keys = next(iter(parse_yaml(*texts, file)), None) if len(texts) == 1 else None
+        keys = next(iter(parse_yaml(texts.pop(), file)), None) if len(texts) == 1 else None
         is_named = not re.search(r"\bserve\s+--config", line)  # the line has a model, or its options come first
         if (
             not isinstance(keys, dict)
@@ -703,8 +709,8 @@ def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
     if stacks := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
         return stacks  # a chart depends on the production stack
     if "services" in document and "deployment" in document:  # Akash
-        sizes, tasks = inner(document, "profiles", "compute"), inner(document, "services").items()
-        return [{"services": {name: _task(one, inner(sizes, name, "resources", "gpu")) for name, one in tasks}}]
+        sizes, own = inner(document, "profiles", "compute"), inner(document, "services").items()
+        return [{"services": {name: _task(one, inner(sizes, name, "resources", "gpu")) for name, one in own}}]
     if "containerDefinitions" in document:
         tasks = items(document, "containerDefinitions")
         return [{"services": {str(task.get("name")): _task(task) for task in tasks}}]

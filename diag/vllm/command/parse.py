@@ -16,8 +16,8 @@ from diag.vllm.command import manifests, redaction
 from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
-from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_constants, with_scripts
+from diag.vllm.command.container import IS_ALONE, Container, inner, read_run, run_place
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_config, with_constants, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -197,17 +197,22 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
-    text, is_of_unit = called(with_constants(with_scripts(text, file), file), file)
+    text, is_of_unit = called(with_config(with_constants(with_scripts(text, file), file), file), file)
     is_yaml = file.suffix in (".yaml", ".yml")
 
     def parsed(text: str) -> tuple[Command, ...]:
         return _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
 
+    other = otherwise(text) if is_yaml or file.suffix == ".j2" else text
+    others: tuple[Command, ...] = ()
+    with suppress(BadUsage):
+        others = parsed(other) if other != text else ()
     try:
-        started = parsed(text)
-        if (is_yaml or file.suffix == ".j2") and (other := otherwise(text)) != text:
-            with suppress(BadUsage):
-                started = _with_ways(started, parsed(other))
+        try:
+            started = _with_ways(parsed(text), others)
+        except NoLaunch:
+            if not (started := others):
+                raise
     except NoLaunch:
         program = STARTS_SCRIPT.search(text) if "vllm" in text else None
         is_vllms = _OF_ITS_IMAGE.search(text)
@@ -228,7 +233,8 @@ def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[
     if len({one.place for one in commands}) < len(commands):
         return tuple(commands)
     return tuple(
-        one._replace(branches=(*one.branches, other)) if other and not one.is_like(other) else one for one, other in ways
+        one._replace(branches=(*one.branches, other)) if other and not one.is_like(other) else one
+        for one, other in ways
     )
 
 
@@ -275,8 +281,10 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     others = [*manifests.above(file, text), *manifests.beside(file, text)]
     read = manifests.containers(documents, version, others)
     launches = manifests.templated(read, text)
-    runtimes = [manifests.inner(one, "metadata") for one in others if "ServingRuntime" in str(manifests.kind(one))]
-    text += "".join(f"\n{about}" for about in runtimes if str(about.get("name")) in text)  # with the release
+    runtimes = [inner(one, "metadata") for one in others if "ServingRuntime" in str(manifests.kind(one))]
+    named = [re.escape(str(about.get("name"))) for about in runtimes]
+    able = [re.search(rf"runtime: *[\"']?{name}[\"'\s,}}]", text) for name in named]
+    text += "".join(f"\n{about}" for about, used in zip(runtimes, able, strict=True) if used)  # with the release
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
@@ -412,6 +420,8 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
         try:
             if launch.suffix:
                 started = parse_all(launch.command, version, None, launch.suffix)
+            elif launch.name == manifests.SCRIPT and "<<" in launch.command:
+                started = parse_all(launch.command, version, None, ".sh")
             else:
                 started = _parse_shell(launch.command, version, folder if launch.is_here else None)
         except BadUsage as failure:
@@ -606,8 +616,8 @@ def _with_outputs(steps: list[Statement], functions: Sequence[str]) -> list[Stat
         local = {key: value for words in before for key, value in _assignments(words).items()}
         is_plain = name and not any(step.path for step in body) and len(local) == len(before)
         if is_plain and len(printed) > 1 and printed[:-1] in (["echo"], ["printf", "%s"], ["printf", "%s\\n"]):
-            printed = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1])  # noqa: B023
-            outputs |= {} if _ARGUMENT.search(printed) or "$(" in printed else {f"$({name})": printed}
+            told = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1])  # noqa: B023
+            outputs |= {} if _ARGUMENT.search(told) or "$(" in told else {f"$({name})": told}
     used = {name for name in outputs if any(name in word for step in steps for word in step.words)}
     for name in used:
         steps = [
@@ -690,18 +700,7 @@ def _run(
             for name in others[left.pop(0)]:
                 environment.pop(name, None)
                 plain.pop(name, None)
-        filled, absent = [], []
-        for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
-            value = _expand(word, plain) if isinstance(word, Bare) else ""
-            named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
-            if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
-                filled += map(Bare.of, environment[named[1]].split())
-            elif named and filled and environment.get(named[1]) == "":
-                absent.append(named[1])
-            elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
-                filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
-            else:
-                filled += value.split() if " " in value and "$" not in value else [word]
+        filled, absent = _split_words(words, environment, plain)
         filled = _of_cloud_run(filled) or filled
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
@@ -720,6 +719,27 @@ def _run(
         plain = {**{name: value for name, value in plain.items() if name not in assigned}, **_plain(assigned)}
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
+
+
+def _split_words(
+    words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the words that a shell makes of these, and the variables that are empty by default."""
+    filled, absent = list[str](), list[str]()
+    for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
+        value = _expand(word, plain) if isinstance(word, Bare) else ""
+        named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
+        if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
+            filled += map(Bare.of, environment[named[1]].split())
+        elif named and filled and environment.get(named[1]) == "":
+            absent.append(named[1])
+        elif filled and isinstance(word, Bare) and (unset := re.fullmatch(r"\$\{(\w+):?-\}", word)):
+            absent.append(unset[1])
+        elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
+            filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
+        else:
+            filled += value.split() if " " in value and "$" not in value else [word]
+    return filled, absent
 
 
 def _find_servers(
