@@ -59,6 +59,7 @@ _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|st
 TAG, BESIDE, ASSUMED = "the image's tag", "named by the same text", "the newest known"
 UNSTATED = "assumed: the image does not say its release"
 _BY_OTHERS = ". It is an error if RunPod's worker reads these variables: the text does not name the program"
+_BY_THE_OLDEST = ". It is an error in %s, the oldest known release: %s is older"
 _UNNAMED = ": the text does not name its release (--vllm-version sets it)"
 OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
@@ -130,8 +131,9 @@ class Judge:
             )
             targets.append(target)
             findings = _of_branches(target)
-            if command.writing == VARIABLES:
-                findings = ordered(milder(findings, lambda _: True, _BY_OTHERS))
+            doubts = [_BY_OTHERS] * (command.writing == VARIABLES)
+            for why in doubts if is_known(chosen) else [*doubts, _BY_THE_OLDEST % (versions()[0], chosen)]:
+                findings = ordered(milder(findings, lambda _: True, why))
             if target.is_assumed and any(finding.severity == "error" for finding in findings):
                 older = [
                     _of_branches(replace(target, version=version, is_assumed=False, command=before[at]))

@@ -104,6 +104,10 @@ TABLE = {
         "docker run -p 8000:8000 vllm/vllm-openai:v0.25.1 m",
         [{"gpu_limit_differs": 2, "public_without_a_key": 1}],
     ),
+    "a port of one address": ("r.sh", "docker run --gpus all -p 10.0.0.5:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1}]),  # noqa: E501
+    "a port of every address": ("r.sh", "docker run --gpus all -p 0.0.0.0:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1, "public_without_a_key": 1}]),  # noqa: E501
+    "a flag that no release has, before the oldest known one": ("r.sh", "docker run --gpus all vllm/vllm-openai:v0.4.2 --model /m --no-such-flag\n", [{"unknown_flag": 1, "model_not_in_a_volume": 1}]),  # noqa: E501
+    "a key of another service": ("r.sh", "HF_TOKEN=nvapi-" + "aB3_" * 16 + " vllm serve m\n", [{"key_in_the_text": 1}]),
     "options with variables": (
         "r.sh",
         'docker run --gpus all --network host -p "$PORT:8000" -e HF_TOKEN=$HF_TOKEN --name $N vllm/vllm-openai:latest'
