@@ -321,7 +321,8 @@ def _of_branches(target: LintTarget) -> tuple[LintFinding, ...]:
 
 
 def _with_parts(command: Command, branch: Command) -> Command:
-    return command._replace(**{name: getattr(branch, name) for name in _OF_A_BRANCH})
+    box = branch.container or command.container
+    return command._replace(**{name: getattr(branch, name) for name in _OF_A_BRANCH}, container=box)
 
 
 def _of_defaults(target: LintTarget) -> tuple[LintFinding, ...]:

@@ -2188,7 +2188,12 @@ vllm serve org/m --enable-lora --lora-modules $L
 ISVC = (
     "kind: InferenceService\nmetadata: {name: i}\nspec: {predictor: {model: {runtime: r, args: [--swap-space, '4']}}}\n"
 )
-RUNTIME = """kind: ServingRuntime
+SIZED = POD.replace(
+    "args: %s",
+    "command: [vllm, serve], args: [org/m,\n{{- if gt (int .Values.gpus) 1 }}\n"
+    " '--tensor-parallel-size={{ .Values.gpus }}',\n{{- end }}\n]",
+)
+RELEASED = """kind: ServingRuntime
 metadata: {name: %s, annotations: {opendatahub.io/runtime-version: v0.16.0}}
 spec:
   containers:
@@ -2346,8 +2351,8 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "what a function prints of its arguments": ({"r.sh": 'name() {\n  echo "$1"\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve $M --seed 1"], "", [set()]),  # noqa: E501
     "what a function prints in a branch": ({"r.sh": 'name() {\n  if [ -d /x ]; then\n    echo org/m\n  fi\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve $M --seed 1"], "", [set()]),  # noqa: E501
     "a variable that is empty by default": ({"r.sh": "vllm serve org/m --seed 1 ${EXTRA:-}\n"}, ["vllm serve org/m --seed 1"], "more words of $EXTRA", [set()]),  # noqa: E501
-    "the release of a runtime": ({"i.yaml": ISVC, "r.yaml": RUNTIME % "r"}, ["q.io/r/vllm@sha256"], "", [{"no_effect"}]),  # noqa: E501
-    "the release of another runtime": ({"i.yaml": ISVC.replace("runtime: r", "runtime: s"), "r.yaml": RUNTIME % "r" + "---\n" + (RUNTIME % "s").replace("0.16.0", "latest")}, ["q.io/r/vllm@sha256"], "", [{"removed_flag"}]),  # noqa: E501
+    "the release of a runtime": ({"i.yaml": ISVC, "r.yaml": RELEASED % "r"}, ["q.io/r/vllm@sha256"], "", [{"no_effect"}]),  # noqa: E501
+    "the release of another runtime": ({"i.yaml": ISVC.replace("runtime: r", "runtime: s"), "r.yaml": RELEASED % "r" + "---\n" + (RELEASED % "s").replace("0.16.0", "latest")}, ["q.io/r/vllm@sha256"], "", [{"removed_flag"}]),  # noqa: E501
     "the release of an image as a file": ({"j.slurm": "I=vllm-openai_v0.16.0.sif\napptainer exec --pwd $W $I vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "texts and GPUs of Modal": ({"s.py": MODAL}, ["vllm serve /models/org/m --tensor-parallel-size 2 --seed ${SEED:-5}"], "other values of --seed", [set()]),  # noqa: E501
     "GPUs that the source changes": ({"s.py": MODAL.replace("ROOT =", "GPU = pick()\nROOT =")}, ["--tensor-parallel-size $TENSOR_PARALLEL_SIZE --seed"], "the value of --tensor-parallel-size", [set()]),  # noqa: E501
@@ -2355,6 +2360,8 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a --config file that is not mounted": ({"r.sh": MOUNTS.replace('-v "${C}:/w/c.yaml:ro" ', ""), "c.yaml": "max-num-seqs: 4\n"}, ["--config /w/c.yaml"], "", [set()]),  # noqa: E501
     "the version of a chart as the usual tag": ({"Chart.yaml": "name: c\nappVersion: v0.16.0\n", "values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nmodel: org/m\nextraArgs: [--swap-space, '4']\n"}, ["--swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "a tag that a chart's version sets elsewhere": ({"values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nmodel: org/m\nextraArgs: [--max-model-len, '64', --swap-space, '4']\n"}, ["--swap-space 4"], "", [{"removed_flag"}]),  # noqa: E501
+    "a number of the values that decides": ({"Chart.yaml": "name: c\n", "values.yaml": "gpus: 2\n", "templates/d.yaml": SIZED}, ["serve org/m --tensor-parallel-size=2"], "", [{"no_shared_memory"}]),  # noqa: E501
+    "a number that the values do not have": ({"Chart.yaml": "name: c\n", "values.yaml": "gpus: all\n", "templates/d.yaml": SIZED}, ["serve org/m --tensor-parallel-size="], "only some branches", [{"value_of_wrong_type"}]),  # noqa: E501
     "a --config file of two ConfigMaps": ({"Chart.yaml": "name: c\n", "values.yaml": LOOPED % "", "templates/c.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  c.yaml: |\n    model: org/a\n---\nkind: ConfigMap\nmetadata: {name: l}\ndata:\n  c.yaml: |\n    model: org/b\n"}, ["vllm serve --config /c/c.yaml"], "", [set()]),  # noqa: E501
     "a model.json with keys of a request": ({"model.json": '\ufeff{"model": "org/m", "served_model_name": "vllm", "temperature": 0.7}'}, ["vllm serve org/m --served-model-name vllm --temperature"], "", [{"unknown_flag"}]),  # noqa: E501
     "a manifest in a task of Ansible": ({"t.yml": "- name: t\n  shell: |\n    kubectl apply -f - <<EOF\n" + textwrap.indent(POD.replace("args: %s", 'args: [--model, "{{ m }}", --swap-space, "4"]').replace("v0.25.1", "v0.16.0"), "    ") + "    EOF\n"}, ["--model {{ m }} --swap-space 4"], "the value of --model", [{"no_effect"}]),  # noqa: E501
