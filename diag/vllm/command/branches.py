@@ -69,9 +69,8 @@ def usual_ways(
             holds = _joined(step.joint, results.get(step.decides), test(step.words, {**unset, **arguments, **values}))
             results[step.decides] = holds
             if all(results.get((block, other)) is False for other in range(branch)):
-                known = {key: chosen[key] for key in {block} & chosen.keys()}
-                known = known if holds is None else {block: branch if holds else -1}
-                ways = {**{key: way for key, way in ways.items() if key != block}, **known}
+                way = chosen.get(block) if holds is None else branch if holds else -1
+                ways = {key: on for key, on in {**ways, block: way}.items() if on is not None}
         elif around and step.words[:1] in (["exit"], ["return"]):
             ways.pop(ended := around[-1][0], None)  # without its arguments the script ends there
             if not is_open and names.get(ended) and names[ended] <= values.keys() - given.keys():
