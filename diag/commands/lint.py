@@ -98,7 +98,7 @@ def run(targets: str | Sequence[str], options: LintOptions, as_json: bool) -> tu
 def _scripts(text: str) -> Iterable[Path]:
     """Return the scripts and Dockerfiles beside a file that its containers start: they are judged there."""
     name = Path(text).name.lower() if "\n" not in text else ""
-    if not name.endswith((".yml", ".yaml")) and "dockerfile" not in name:
+    if not name.endswith((".yml", ".yaml", ".sh", ".slurm", ".sbatch")) and "dockerfile" not in name:
         return ()
     with suppress(OSError):
         return started_files(Path(text).read_text(encoding="utf-8", errors="replace"), Path(text))

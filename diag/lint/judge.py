@@ -59,6 +59,7 @@ _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|st
 TAG, BESIDE, ASSUMED = "the image's tag", "named by the same text", "the newest known"
 UNSTATED = "assumed: the image does not say its release"
 _BY_OTHERS = ". It is an error if RunPod's worker reads these variables: the text does not name the program"
+_BY_THE_OLDEST = ". It is an error in %s, the oldest known release: %s is older"
 _UNNAMED = ": the text does not name its release (--vllm-version sets it)"
 OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
 """Releases that an unnamed one may be as well."""
@@ -130,8 +131,9 @@ class Judge:
             )
             targets.append(target)
             findings = _of_branches(target)
-            if command.writing == VARIABLES:
-                findings = ordered(milder(findings, lambda _: True, _BY_OTHERS))
+            doubts = [_BY_OTHERS] * (command.writing == VARIABLES)
+            for why in doubts if is_known(chosen) else [*doubts, _BY_THE_OLDEST % (versions()[0], chosen)]:
+                findings = ordered(milder(findings, lambda _: True, why))
             if target.is_assumed and any(finding.severity == "error" for finding in findings):
                 older = [
                     _of_branches(replace(target, version=version, is_assumed=False, command=before[at]))
@@ -294,7 +296,7 @@ def _run_together(first: Command, second: Command) -> bool:
     return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
 
 
-_OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model", "by_default")
+_OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model", "by_default", "image", "entry")
 """Fields of a command that a branch of its script has of its own."""
 
 
@@ -319,7 +321,8 @@ def _of_branches(target: LintTarget) -> tuple[LintFinding, ...]:
 
 
 def _with_parts(command: Command, branch: Command) -> Command:
-    return command._replace(**{name: getattr(branch, name) for name in _OF_A_BRANCH})
+    box = branch.container or command.container
+    return command._replace(**{name: getattr(branch, name) for name in _OF_A_BRANCH}, container=box)
 
 
 def _of_defaults(target: LintTarget) -> tuple[LintFinding, ...]:

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -103,6 +104,10 @@ TABLE = {
         "docker run -p 8000:8000 vllm/vllm-openai:v0.25.1 m",
         [{"gpu_limit_differs": 2, "public_without_a_key": 1}],
     ),
+    "a port of one address": ("r.sh", "docker run --gpus all -p 10.0.0.5:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1}]),  # noqa: E501
+    "a port of every address": ("r.sh", "docker run --gpus all -p 0.0.0.0:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1, "public_without_a_key": 1}]),  # noqa: E501
+    "a flag that no release has, before the oldest known one": ("r.sh", "docker run --gpus all vllm/vllm-openai:v0.4.2 --model /m --no-such-flag\n", [{"unknown_flag": 1, "model_not_in_a_volume": 1}]),  # noqa: E501
+    "a key of another service": ("r.sh", "HF_TOKEN=nvapi-" + "aB3_" * 16 + " vllm serve m\n", [{"key_in_the_text": 1}]),
     "options with variables": (
         "r.sh",
         'docker run --gpus all --network host -p "$PORT:8000" -e HF_TOKEN=$HF_TOKEN --name $N vllm/vllm-openai:latest'
@@ -2142,6 +2147,67 @@ spec:
   volumes: [{name: c, configMap: {name: k}}]
 """
 MAP = "kind: ConfigMap\nmetadata: {name: k}\ndata: {m: org/%s}\n"
+AKASH = """version: "2.0"
+services:
+  v:
+    image: vllm/vllm-openai:v0.16.0
+    expose: [{port: 8000, to: [{global: true}]}]
+    command: [bash, -c]
+    args: ["vllm serve org/m -tp 2 --swap-space 4"]
+    env: [A=1]
+profiles: {compute: {v: {resources: {gpu: {units: 2}}}}}
+deployment: {v: {dcloud: {profile: v, count: 1}}}
+"""
+BRANCHES = """services:
+  v:
+{% if a %}
+    image: {{ a }}
+{% else %}
+    image: vllm/vllm-openai:v0.25.1
+{% endif %}
+    command: >
+      --model org/m
+{% if b %}
+      --dtype half
+{% endif %}
+    gpus: all
+"""
+ENDING = """L=""
+COUNT=0
+if [ -d "$D" ]; then
+  for x in "$D"/*; do
+    L="$L a=$x"
+    COUNT=$((COUNT + 1))
+  done
+fi
+if [ "$COUNT" -eq 0 ]; then
+  exit 1
+fi
+vllm serve org/m --enable-lora --lora-modules $L
+"""
+ISVC = (
+    "kind: InferenceService\nmetadata: {name: i}\nspec: {predictor: {model: {runtime: r, args: [--swap-space, '4']}}}\n"
+)
+SIZED = POD.replace(
+    "args: %s",
+    "command: [vllm, serve], args: [org/m,\n{{- if gt (int .Values.gpus) 1 }}\n"
+    " '--tensor-parallel-size={{ .Values.gpus }}',\n{{- end }}\n]",
+)
+RELEASED = """kind: ServingRuntime
+metadata: {name: %s, annotations: {opendatahub.io/runtime-version: v0.16.0}}
+spec:
+  containers:
+  - {name: kserve-container, image: 'q.io/r/vllm@sha256:0000000000000000000000000000000000000000000000000000000000000000', command: [python, -m, vllm.entrypoints.openai.api_server], args: [--model, /mnt/models]}
+"""  # noqa: E501
+MODAL = """import modal
+from vllm import LLM
+ROOT = "/models"
+GPU = modal.gpu.H100(count=2)
+@app.function(gpu=GPU)
+def run(settings):
+    LLM(ROOT + "/" + "org/m", tensor_parallel_size=GPU.count, seed=getattr(settings, "seed", 5))
+"""
+MOUNTS = 'C="$(pwd)/c.yaml"\ndocker run --gpus all -v "${C}:/w/c.yaml:ro" vllm/vllm-openai:v0.16.0 --config /w/c.yaml\n'
 QUANTIZED = """FROM vllm/vllm-openai:v0.16.0
 ARG Q=half
 ENV Q=${Q}
@@ -2274,6 +2340,31 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a variable in the exec form": ({"Dockerfile": EXEC}, ["--model org/m"], "", [{"variable_in_the_exec_form"}]),
     "a variable in the exec form of a service's image": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all}}\n", "Dockerfile": EXEC}, ["--model org/m"], "", [{"variable_in_the_exec_form"}]),  # noqa: E501
     "the exec form that a service replaces": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all, command: [--model, org/n]}}\n", "Dockerfile": EXEC}, ["--model org/n"], "", [set()]),  # noqa: E501
+    "a service of Akash": ({"d.yaml": AKASH}, ["--entrypoint bash vllm/vllm-openai:v0.16.0 -c 'vllm serve org/m -tp 2 --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "branches of a template": ({"c.yml.j2": BRANCHES}, ["vllm/vllm-openai:v0.25.1 --model org/m"], "", [set()]),
+    "a template with an option of an engine alone": ({"c.yml.j2": BRANCHES.replace("{% if a %}\n    image: {{ a }}\n{% else %}\n", "").replace("{% endif %}\n    command", "    command")}, ["vllm/vllm-openai:v0.25.1 --model org/m --dtype half"], "only some branches", [set()]),  # noqa: E501
+    "a branch that leads to the end of the script": ({"r.sh": ENDING}, ["--lora-modules $L"], "the value of --lora-modules", [set()]),  # noqa: E501
+    "a branch that only warns": ({"r.sh": ENDING.replace("exit 1", "echo none")}, ["--lora-modules"], "other values of --lora-modules", [{"value_missing"}]),  # noqa: E501
+    "a value that is always replaced": ({"r.sh": 'U="${U:-auto}"\nif [ "$U" = auto ]; then U=$(free); else echo "$U"; fi\nvllm serve org/m --seed "$U"\n'}, ["--seed $U"], "the value of --seed", [set()]),  # noqa: E501
+    "a value that is replaced in a branch": ({"r.sh": 'U=auto\nif [ -d /x ]; then U=$(free); fi\nvllm serve org/m --seed "$U"\n'}, ["--seed $U"], "other values of --seed", [{"value_of_wrong_type"}]),  # noqa: E501
+    "what a function prints": ({"r.sh": 'D=org/m\nname() {\n  local m="${A:-$D}"\n  printf "%s\\n" "$m"\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "what a function prints of its arguments": ({"r.sh": 'name() {\n  echo "$1"\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve $M --seed 1"], "", [set()]),  # noqa: E501
+    "what a function prints in a branch": ({"r.sh": 'name() {\n  if [ -d /x ]; then\n    echo org/m\n  fi\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve $M --seed 1"], "", [set()]),  # noqa: E501
+    "a variable that is empty by default": ({"r.sh": "vllm serve org/m --seed 1 ${EXTRA:-}\n"}, ["vllm serve org/m --seed 1"], "more words of $EXTRA", [set()]),  # noqa: E501
+    "the release of a runtime": ({"i.yaml": ISVC, "r.yaml": RELEASED % "r"}, ["q.io/r/vllm@sha256"], "", [{"no_effect"}]),  # noqa: E501
+    "the release of another runtime": ({"i.yaml": ISVC.replace("runtime: r", "runtime: s"), "r.yaml": RELEASED % "r" + "---\n" + (RELEASED % "s").replace("0.16.0", "latest")}, ["q.io/r/vllm@sha256"], "", [{"removed_flag"}]),  # noqa: E501
+    "the release of an image as a file": ({"j.slurm": "I=vllm-openai_v0.16.0.sif\napptainer exec --pwd $W $I vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "texts and GPUs of Modal": ({"s.py": MODAL}, ["vllm serve /models/org/m --tensor-parallel-size 2 --seed ${SEED:-5}"], "other values of --seed", [set()]),  # noqa: E501
+    "GPUs that the source changes": ({"s.py": MODAL.replace("ROOT =", "GPU = pick()\nROOT =")}, ["--tensor-parallel-size $TENSOR_PARALLEL_SIZE --seed"], "the value of --tensor-parallel-size", [set()]),  # noqa: E501
+    "a --config file that a script mounts": ({"r.sh": MOUNTS, "c.yaml": "model: org/m\nswap-space: 4\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "a --config file that is not mounted": ({"r.sh": MOUNTS.replace('-v "${C}:/w/c.yaml:ro" ', ""), "c.yaml": "max-num-seqs: 4\n"}, ["--config /w/c.yaml"], "", [set()]),  # noqa: E501
+    "the version of a chart as the usual tag": ({"Chart.yaml": "name: c\nappVersion: v0.16.0\n", "values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nmodel: org/m\nextraArgs: [--swap-space, '4']\n"}, ["--swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "a tag that a chart's version sets elsewhere": ({"values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nmodel: org/m\nextraArgs: [--max-model-len, '64', --swap-space, '4']\n"}, ["--swap-space 4"], "", [{"removed_flag"}]),  # noqa: E501
+    "a number of the values that decides": ({"Chart.yaml": "name: c\n", "values.yaml": "gpus: 2\n", "templates/d.yaml": SIZED}, ["serve org/m --tensor-parallel-size=2"], "", [{"no_shared_memory"}]),  # noqa: E501
+    "a number that the values do not have": ({"Chart.yaml": "name: c\n", "values.yaml": "gpus: all\n", "templates/d.yaml": SIZED}, ["serve org/m --tensor-parallel-size="], "only some branches", [{"value_of_wrong_type"}]),  # noqa: E501
+    "a --config file of two ConfigMaps": ({"Chart.yaml": "name: c\n", "values.yaml": LOOPED % "", "templates/c.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  c.yaml: |\n    model: org/a\n---\nkind: ConfigMap\nmetadata: {name: l}\ndata:\n  c.yaml: |\n    model: org/b\n"}, ["vllm serve --config /c/c.yaml"], "", [set()]),  # noqa: E501
+    "a model.json with keys of a request": ({"model.json": '\ufeff{"model": "org/m", "served_model_name": "vllm", "temperature": 0.7}'}, ["vllm serve org/m --served-model-name vllm --temperature"], "", [{"unknown_flag"}]),  # noqa: E501
+    "a manifest in a task of Ansible": ({"t.yml": "- name: t\n  shell: |\n    kubectl apply -f - <<EOF\n" + textwrap.indent(POD.replace("args: %s", 'args: [--model, "{{ m }}", --swap-space, "4"]').replace("v0.25.1", "v0.16.0"), "    ") + "    EOF\n"}, ["--model {{ m }} --swap-space 4"], "the value of --model", [{"no_effect"}]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -47,10 +47,25 @@ LEAKS = (
     "vllm serve m --served-model-name hf_SENTINELabcdefghij --revision 0123456789abcdef0123456789SENTINEL",
     "vllm serve m '--api-key SENTINEL' '--dtype SENTINEL'",
     "vllm serve m --api-key 'SENTINEL",
+    "MAX_MODEL_LEN=SENTINEL APPTAINERENV_JWT=SENTINEL API_KEY=SENTINEL vllm serve m",
+    "vllm serve org/m@SENTINEL --download-dir hf_cacheSENTINELabcdefgh",
     "start-ours --secret SENTINEL --max-num-seqs 4",
     "SENTINEL --max-num-seqs 4",
     "sleep SENTINEL",
 )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"vllm serve org/m@{'0123456789' * 4} --seed 1",
+        "MAX_MODEL_LEN=8192 QUANTIZATION=awq APPTAINERENV_HF_HOME=/data/hf_cache vllm serve m",
+        "apptainer exec --nv --cleanenv --containall vllm serve m",
+        "docker create --gpus all vllm/vllm-openai:v0.25.1 --model m",
+    ],
+)
+def test_what_is_no_secret_is_shown(command: str) -> None:
+    assert shown(command) == command
 
 
 @pytest.mark.parametrize("command", LEAKS)

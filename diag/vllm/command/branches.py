@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from functools import partial, reduce
 from itertools import groupby
 from operator import eq, ge, gt, le, lt, ne
+from types import MappingProxyType
 
 from diag.vllm.command.shell import LONGEST, NOTATIONS, Bare, Statement
 
@@ -19,6 +20,7 @@ _NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
 _SETTINGS = re.compile(r"env|conf|setting|secret|\.sh$|\$")
 _SET_ELSEWHERE = re.compile(NOTATIONS["patterns"]["branches_set_elsewhere"])
 _OPTION = re.compile(r"--?[\w?]")
+_NO_ARGUMENTS = {**dict.fromkeys("@*123456789", ""), "#": "0"}
 _MOST = 100
 """Variables of one word."""
 
@@ -28,16 +30,20 @@ def usual_ways(
     functions: Sequence[str],
     assignments: Callable[[Sequence[str]], Mapping[str, str]],
     given: Mapping[str, str],
+    chosen: Mapping[int, int] = MappingProxyType({}),
+    is_open: bool = False,
 ) -> tuple[dict[int, int], Mapping[int, set[str]]]:
     """Return the branch of each block that the text decides, and the variables that decide it.
 
-    They have the script's own values, those that are `given`, and the defaults; others are unset, and the script gets
-    no arguments. `functions` has the function of each line; its arguments are unknown.
+    They have the script's own values, those `given`, and the defaults; others are unset, unless it `is_open`, and the
+    script gets no arguments. `functions` has the function of each line; `chosen` are ways that nothing decides.
     """
     names: dict[int, set[str]] = {}
     values: dict[str, str | None] = {**given}
-    is_open = any(step.words[:1] in (["source"], ["."]) and _SETTINGS.search(step.words[-1]) for step in steps)
-    ways: dict[int, int] = {}
+    is_open = is_open or any(
+        step.words[:1] in (["source"], ["."]) and _SETTINGS.search(step.words[-1]) for step in steps
+    )
+    ways: dict[int, int] = {**chosen}
     subjects: dict[int, str | None] = {}
     results: dict[tuple[int, int], bool | None] = {}
     options = set[str]()
@@ -47,12 +53,10 @@ def usual_ways(
         if any(ways.get(number, way) != way for number, way in around):
             continue
         if step.decides and not {"-d", "-e", "-f"} & {*step.words}:
-            read = _VARIABLE.findall(" ".join(step.words))
-            names.setdefault(block, set()).update(name or braced for name, braced, *_ in read)
+            names.setdefault(block, set()).update(_names(step.words))
         if step.words[:1] == ["case"] and step.path and len(step.words) > 1:
-            number, subject = step.path[-1][0], step.words[1]
-            is_of_options = subject.strip("${}") in options
-            subjects[number] = value = None if is_of_options else _filled(subject, values)
+            number, is_of_options = step.path[-1][0], step.words[1].strip("${}") in options
+            subjects[number] = value = None if is_of_options else _filled(step.words[1], values)
             ways |= {number: OWN_OPTIONS} if is_of_options else {number: NONE} if value is not None else {}
         elif step.is_pattern and subjects.get(block) is not None:
             if ways.get(block) == NONE and any(fnmatchcase(subjects[block] or "", word) for word in step.words):
@@ -60,18 +64,17 @@ def usual_ways(
         elif step.is_pattern:
             ways |= {block: OWN_OPTIONS} if any(map(_OPTION.match, step.words)) else {}
         elif step.decides:
-            is_in_function = bool(functions[min(step.line, len(functions) - 1)])
-            arguments = {} if is_in_function else {**dict.fromkeys("@*123456789", ""), "#": "0"}
-            read = [name or braced for name, braced, *_ in _VARIABLE.findall(" ".join(step.words))]
-            unset = dict.fromkeys((name for name in read if not (is_open or _SET_ELSEWHERE.fullmatch(name))), "")
+            arguments = {} if functions[min(step.line, len(functions) - 1)] else _NO_ARGUMENTS
+            unset = {name: "" for name in _names(step.words) if not (is_open or _SET_ELSEWHERE.fullmatch(name))}
             holds = _joined(step.joint, results.get(step.decides), test(step.words, {**unset, **arguments, **values}))
             results[step.decides] = holds
             if all(results.get((block, other)) is False for other in range(branch)):
-                ways |= {block: branch if holds else -1} if holds is not None else {}
-                if holds is None:
-                    ways.pop(block, None)
+                way = chosen.get(block) if holds is None else branch if holds else -1
+                ways = {key: on for key, on in {**ways, block: way}.items() if on is not None}
         elif around and step.words[:1] in (["exit"], ["return"]):
-            ways.pop(around[-1][0], None)  # without its arguments the script ends there
+            ways.pop(ended := around[-1][0], None)  # without its arguments the script ends there
+            if not is_open and names.get(ended) and names[ended] <= values.keys() - given.keys():
+                return usual_ways(steps, functions, assignments, given, chosen, is_open=True)  # by another variable
         else:
             if step.words[:1] in (["for"], ["read"], ["select"], ["mapfile"], ["readarray"]):
                 values |= dict.fromkeys(step.words[1:])
@@ -82,6 +85,10 @@ def usual_ways(
             if len(assigned) == len(declared) or declared != step.words or step.words[:1] == [":"]:
                 values |= {name: _filled(value, values) if is_certain else None for name, value in assigned.items()}
     return ways, names
+
+
+def _names(words: Sequence[str]) -> set[str]:
+    return {name or braced for name, braced, *_ in _VARIABLE.findall(" ".join(words))}
 
 
 def _joined(joint: str, before: bool | None, holds: bool | None) -> bool | None:

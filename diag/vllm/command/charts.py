@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ _EXPRESSION, _HOLE, _LOOP, _TAG, _TEST = (
     re.compile(NOTATIONS["patterns"][f"charts_{name}"]) for name in ("expression", "hole", "loop", "tag", "test")
 )
 _REWRITTEN = [(re.compile(written), instead) for written, instead in NOTATIONS["chart_rewritten"].items()]
+_SIZES = {"gt": gt, "ge": ge, "lt": lt, "le": le}
+_OPERATORS = ("and", "contains", "eq", "int", "ne", "not", "or", *_SIZES)
 _TOKEN = re.compile(r"[()]|\"[^\"]*\"|'[^']*'|[^\s()]+")
 _PLAIN_FILTER = re.compile(r"image|required|quote|squote|int|string|toString|trim|n?indent\s+\d+|toYaml|to_yaml|")
 
@@ -98,12 +101,16 @@ def chart_of(file: Path) -> Path | None:
 
 
 def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
-    """Put the values of an environment over those of its chart, which they complete."""
+    """Put the values of an environment over those of its chart, which they complete; its version is the usual tag."""
     chart = chart_of(file)
-    if not chart or file.absolute() == chart / "values.yaml" or len(documents) != 1:
+    if not chart or len(documents) != 1:
         return documents
     with suppress(OSError, BadUsage):
-        return [_merged(read_yaml(chart / "values.yaml"), documents[0])]
+        is_own = file.absolute() == chart / "values.yaml"
+        whole = documents[0] if is_own else _merged(read_yaml(chart / "values.yaml"), documents[0])
+        image, version = inner(whole, "image"), read_yaml(chart / "Chart.yaml").get("appVersion")
+        is_usual = version and image.get("repository") and image.get("tag", "-") in ("", None)
+        return [{**whole, "image": {**image, "tag": version}} if is_usual else whole]
     return documents
 
 
@@ -203,7 +210,7 @@ def _operand(tokens: list[str], values: Mapping[str, Any]) -> Any:
     token = tokens.pop(0)
     if token == "(":
         parts: list[Any] = []
-        name = tokens.pop(0) if tokens[0] in ("and", "contains", "eq", "ne", "not", "or") else ""
+        name = tokens.pop(0) if tokens[0] in _OPERATORS else ""
         while tokens[0] != ")":
             parts.append(_operand(tokens, values))
         tokens.pop(0)
@@ -213,12 +220,17 @@ def _operand(tokens: list[str], values: Mapping[str, Any]) -> Any:
             "not": not any(parts),
             "contains": str(parts[:1]) in str(parts[1:]),
         }
+        if name == "int" or name in _SIZES:  # of a value that is no number nothing is known
+            numbers = [int(part) for part in parts if str(part).isdecimal()]
+            if len(numbers) < len(parts) or len(parts) != 1 + (name in _SIZES):
+                raise LookupError
+            return numbers[0] if name == "int" else _SIZES[name](*numbers)
         same = all(str(part) == str(parts[0]) for part in parts)
         if not parts or (not name and len(parts) > 1):
             raise LookupError
         return able.get(name, same is (name == "eq")) if name else parts[0]
-    if token[0] in "\"'":
-        return token[1:-1]
+    if token[0] in "\"'" or token.isdecimal():
+        return int(token) if token.isdecimal() else token[1:-1]
     value = looked_up(token, values)
     if value is None and not token.lstrip("$").startswith(".Values."):
         raise LookupError
@@ -386,7 +398,8 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif name == "image" and "vllm" not in found.image:
             named = next((one for kind, one in _inner_maps(child) if "vllm" in kind.lower()), child)
             image = (
-                f"{named.get('repository') or named.get('image') or named.get('name') or ''}:{named.get('tag') or ''}"
+                f"{named.get('repository') or named.get('image') or named.get('name') or ''}"
+                f":{'$APP_VERSION' if named.get('tag') == '' else named.get('tag') or ''}"  # the chart's
                 if isinstance(named, dict)
                 else str(named)
             )

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
 from diag.core.files import parse_json, parse_yaml, read_bytes
-from diag.vllm.command.command import NOTATIONS, split
+from diag.vllm.command.command import NOTATIONS, command_line, read_config_file, split
 from diag.vllm.command.container import inner
 from diag.vllm.command.shell import LONGEST, default
 
@@ -27,6 +28,7 @@ _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS = 8
 _IMPORTED = re.compile(r"(?m)^(?:from|import)[ \t]+\.?(\w+)(?:[ \t]+import\b.*|[ \t]+as[ \t]+(\w+))?[ \t]*$")
 _CONSTANT = re.compile(NOTATIONS["patterns"]["dockerfile_constant"], re.MULTILINE)
+_CONFIG = re.compile(NOTATIONS["patterns"]["dockerfile_config"])
 _CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
 _PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
 _OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
@@ -185,6 +187,26 @@ def called(text: str, file: Path) -> tuple[str, bool]:
     return text, any(one["unit"] and is_whole for one, is_whole in calls)
 
 
+def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path]:
+    """Return where a script names the --config file of its container, and the file beside that is mounted there."""
+    named = _CONFIG.search(text) if file.suffix in _CALLERS else None
+    source = r"(?:([\w.-]+\.ya?ml)|[\w}\"'])"
+    mount = named and re.search(rf"{source}[\"']?:{re.escape(named['place'])}(?![\w/])", text)
+    return (named, file.with_name(mount[1] or Path(named["place"]).name)) if named and mount else (None, file)
+
+
+def with_config(text: str, file: Path) -> str:
+    """Write the keys of the --config file beside, which a script mounts into its container, as flags."""
+    named, place = _mounted_config(text, file)
+    with suppress(BadUsage):
+        if named and (content := read_config_file(place) if _text(place) else {}):
+            is_served = text[: named.start()].rstrip().endswith("serve")
+            rest = {key: value for key, value in content.items() if not re.search(rf"--{key}[= ]", text)}
+            model = [] if is_served or "model" not in rest else ["--model", str(rest.pop("model"))]
+            return text.replace(named[0], shlex.join([*model, *command_line(rest)]))
+    return text
+
+
 def with_constants(text: str, file: Path) -> str:
     """Write the constants of a module beside, such as config.py, behind a Python source that imports it."""
     constants = dict[str, None]()
@@ -201,6 +223,8 @@ def started_files(text: str, file: Path) -> set[Path]:
     with suppress(BadUsage):
         builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
     texts = [(text, file), *((content, place) for place, content in builds.items())]
+    named, config = _mounted_config(text, file)
+    builds |= {_whole(config): ""} if named else {}
     return {*builds, *(_whole(script) for one in texts for _, script in _scripts(*one).values() if script)}
 
 

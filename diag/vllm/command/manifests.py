@@ -124,8 +124,8 @@ def beside(file: Path, text: str) -> list[Any]:
     for other in islice(sorted(files), _MOST_DOCUMENTS):
         with suppress(OSError):
             documents += _objects(other, other.stat().st_mtime_ns) if other.name != file.name else []
-    able = Counter((_kind(part), inner(part, "metadata").get("name")) for part in documents)
-    return [part for part in documents if able[_kind(part), inner(part, "metadata").get("name")] == 1]
+    able = Counter((kind(part), inner(part, "metadata").get("name")) for part in documents)
+    return [part for part in documents if able[kind(part), inner(part, "metadata").get("name")] == 1]
 
 
 def above(file: Path, text: str) -> list[Any]:
@@ -135,7 +135,7 @@ def above(file: Path, text: str) -> list[Any]:
     files = sorted([*folder.glob("*.y*ml"), *folder.glob("overlays/*/*.y*ml")]) if wanted else []
     for other in files[:_MOST_DOCUMENTS]:
         with suppress(OSError):
-            maps += [one for one in _objects(other, other.stat().st_mtime_ns) if _kind(one) == "ConfigMap"]
+            maps += [one for one in _objects(other, other.stat().st_mtime_ns) if kind(one) == "ConfigMap"]
     named = [(one, *(str(inner(one, "metadata").get(key)) for key in ("name", "namespace"))) for one in maps]
     able = Counter(name for _, name, _ in named)
     return [one for one, name, space in named if able[name] == 1 and name in wanted and space in spaces]
@@ -143,10 +143,10 @@ def above(file: Path, text: str) -> list[Any]:
 
 def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = ()) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM; `others` are objects beside the documents."""
-    own = [part for document in documents for part in (items(document, "items") or [document])]
+    own = [part for document in documents for part in (_objects_in(document) or [document])]
     parts = _joined(own, others)
     around = [*others, *parts]
-    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in around if _kind(part) == "ConfigMap"}
+    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in around if kind(part) == "ConfigMap"}
     reader, length, is_read = _Reader(scaled_on(parts), version, maps=maps), 0, False
     read = (_with_service(writing, part, around) for part in parts for writing in reader.document(part))
     for writing in chain(read, _scripts(parts, around)):
@@ -159,7 +159,13 @@ def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = (
         yield writing
 
 
-def _kind(part: Any) -> Any:
+def _objects_in(document: Any) -> list[Any]:
+    """Return the objects of a List, of a Template of OpenShift, and of a graph of kro."""
+    templates = [inner(one, "template") for one in items(inner(document, "spec"), "resources")]
+    return items(document, "items") or items(document, "objects") or [one for one in templates if one]
+
+
+def kind(part: Any) -> Any:
     return part.get("kind") if isinstance(part, dict) else None
 
 
@@ -207,7 +213,7 @@ def _joined(parts: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     objects = [part for part in (*others, *parts) if isinstance(part, dict)]
     naming = {inner(part, "spec", "predictor", "model").get("runtime") for part in others}
     for part in parts:
-        if "ServingRuntime" in str(_kind(part)) and inner(part, "metadata").get("name", "") in naming:
+        if "ServingRuntime" in str(kind(part)) and inner(part, "metadata").get("name", "") in naming:
             raise NoLaunch(
                 "an InferenceService in a file beside makes the server of this ServingRuntime: lint that file"
             )
@@ -244,12 +250,15 @@ def _of_a_job(writing: Writing, job: Mapping[str, Any]) -> Writing:
     return writing._replace(name=article(job["kind"]), container=around, line=job.get("line", 0))
 
 
-def _task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a container of an ECS task as a service of Compose."""
+def _task(task: Mapping[str, Any], gpu: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return a container of an ECS task, or with its `gpu` a service of Akash, as a service of Compose."""
     asked = {str(one.get("type")): one.get("value") for one in items(task, "resourceRequirements")}
     service = {"image": task.get("image"), "entrypoint": task.get("entryPoint"), "command": task.get("command")}
     job = {"kind": "ECS task", "gpus": asked.get("GPU"), "by": "resourceRequirements"}
-    return {**service, "environment": task.get("environment"), "job": job}
+    if gpu is not None:
+        service |= {"entrypoint": task.get("command"), "command": task.get("args")}
+        job = {"kind": "Akash service", "gpus": gpu.get("units"), "by": "units"}
+    return {**service, "environment": task.get("environment", task.get("env")), "job": job}
 
 
 def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,7 +289,7 @@ def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
 def _mounting(part: Any, around: Sequence[Any]) -> str:
     """Return the image of the containers whose pod mounts a ConfigMap; "" if it is none, or there are several."""
     name, images = str(inner(part, "metadata").get("name")), set[str]()
-    nodes: list[Any] = [*around] if _kind(part) == "ConfigMap" else []
+    nodes: list[Any] = [*around] if kind(part) == "ConfigMap" else []
     while nodes:
         node = nodes.pop()
         if any(inner(volume, "configMap").get("name") == name for volume in items(node, "volumes")):
@@ -659,9 +668,9 @@ def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, A
     named_maps = [reader.maps.get(one.get("name"), {}) for one in volumes]
     if not items(spec, "volumes") and not items(node, "volumeMounts"):  # a chart mounts it
         named_maps = [texts for texts in reader.maps.values() if file in texts]
-    texts = [text for one in named_maps for key, text in one.items() if key == file]
+    texts = {str(text) for one in named_maps for key, text in one.items() if key == file}
     with suppress(BadUsage):
-        keys = next(iter(parse_yaml(str(texts[0]), file)), None) if texts else None
+        keys = next(iter(parse_yaml(texts.pop(), file)), None) if len(texts) == 1 else None
         is_named = not re.search(r"\bserve\s+--config", line)  # the line has a model, or its options come first
         if (
             not isinstance(keys, dict)
@@ -699,6 +708,9 @@ def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
         return [values] if values else []
     if stacks := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
         return stacks  # a chart depends on the production stack
+    if "services" in document and "deployment" in document:  # Akash
+        sizes, own = inner(document, "profiles", "compute"), inner(document, "services").items()
+        return [{"services": {name: _task(one, inner(sizes, name, "resources", "gpu")) for name, one in own}}]
     if "containerDefinitions" in document:
         tasks = items(document, "containerDefinitions")
         return [{"services": {str(task.get("name")): _task(task) for task in tasks}}]
@@ -732,6 +744,7 @@ def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
 
 def _image(node: Mapping[str, Any]) -> str:
     name, tag = node.get("repository") or node.get("image") or node.get("name") or "", node.get("tag")
+    tag = "$APP_VERSION" if tag == "" else tag  # of the chart, which the text does not show
     return f"{name}:{tag}" if name and tag else str(name)
 
 

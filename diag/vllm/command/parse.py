@@ -16,8 +16,8 @@ from diag.vllm.command import manifests, redaction
 from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
-from diag.vllm.command.container import IS_ALONE, Container, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_constants, with_scripts
+from diag.vllm.command.container import IS_ALONE, Container, inner, read_run, run_place
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_config, with_constants, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.shell import (
@@ -29,6 +29,7 @@ from diag.vllm.command.shell import (
     filled_templates,
     here_documents,
     is_default,
+    otherwise,
     recipes,
     statements,
 )
@@ -120,7 +121,7 @@ _PROGRAM = re.compile(r"(?:\w+_)?vllm|\$\{?\w*vllm\w*\}?", re.IGNORECASE)
 _SCRIPT = re.compile(r"\b(?:serve|run)\s|vllm\.entrypoints\.|dynamo\.vllm\s")
 _HELD = re.compile(NOTATIONS["patterns"]["parse_held"])
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
-_PINNED = re.compile(r"(?<![\w-])vllm(?:\[[\w,-]+\])?[=~]=(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)")
+_PINNED = re.compile(NOTATIONS["patterns"]["parse_pinned"])
 _AT_LEAST, _REMARK = re.compile(r"\bvllm(?:\[[\w,-]+\])?>="), re.compile(r"(?m)^[ \t]*#.*$")
 _RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
 _BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
@@ -196,10 +197,22 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
         content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
     text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
-    text, is_of_unit = called(with_constants(with_scripts(text, file), file), file)
+    text, is_of_unit = called(with_config(with_constants(with_scripts(text, file), file), file), file)
     is_yaml = file.suffix in (".yaml", ".yml")
+
+    def parsed(text: str) -> tuple[Command, ...]:
+        return _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
+
+    other = otherwise(text) if is_yaml or file.suffix == ".j2" else text
+    others: tuple[Command, ...] = ()
+    with suppress(BadUsage):
+        others = parsed(other) if other != text else ()
     try:
-        started = _read_yaml(file, text, folder, version) if is_yaml else parse_all(text, version, folder, file.suffix)
+        try:
+            started = _with_ways(parsed(text), others)
+        except NoLaunch:
+            if not (started := others):
+                raise
     except NoLaunch:
         program = STARTS_SCRIPT.search(text) if "vllm" in text else None
         is_vllms = _OF_ITS_IMAGE.search(text)
@@ -211,6 +224,18 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: a container starts {name}, which {lacks}") from None
     unit, last = "a script of a systemd unit" * is_of_unit, content.count(b"\n") + 1  # a loop may be more lines now
     return tuple(one._replace(line=min(one.line, last), writing=one.writing or unit) for one in started)
+
+
+def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[Command, ...]:
+    """Give the servers of a template what they are with the other branches of its conditions."""
+    able = {other.place: other for other in others}
+    ways = [(one, able.get(one.place)) for one in commands]
+    if len({one.place for one in commands}) < len(commands):
+        return tuple(commands)
+    return tuple(
+        one._replace(branches=(*one.branches, other)) if other and not one.is_like(other) else one
+        for one, other in ways
+    )
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -253,8 +278,13 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     if "$modelSpec.vllmConfig" in text:
         raise NoLaunch(f"{file} is a template of the production stack: lint its values")
     documents = built(overlaid(documents, file), file)
-    read = manifests.containers(documents, version, [*manifests.above(file, text), *manifests.beside(file, text)])
+    others = [*manifests.above(file, text), *manifests.beside(file, text)]
+    read = manifests.containers(documents, version, others)
     launches = manifests.templated(read, text)
+    runtimes = [inner(one, "metadata") for one in others if "ServingRuntime" in str(manifests.kind(one))]
+    named = [re.escape(str(about.get("name"))) for about in runtimes]
+    able = [re.search(rf"runtime: *[\"']?{name}[\"'\s,}}]", text) for name in named]
+    text += "".join(f"\n{about}" for about, used in zip(runtimes, able, strict=True) if used)  # with the release
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
@@ -390,6 +420,8 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
         try:
             if launch.suffix:
                 started = parse_all(launch.command, version, None, launch.suffix)
+            elif launch.name == manifests.SCRIPT and "<<" in launch.command:
+                started = parse_all(launch.command, version, None, ".sh")
             else:
                 started = _parse_shell(launch.command, version, folder if launch.is_here else None)
         except BadUsage as failure:
@@ -458,7 +490,7 @@ def _parse_shell(
         if not any("vllm" in word for step in steps for word in step.words):
             raise
     functions = _functions(text.split("\n"))
-    steps = _inlined(steps, functions)
+    steps = _inlined(_with_outputs(steps, functions), functions)
     servers: dict[int, list[Command]] = {}
     for active, others in _branches(steps, functions, variables):
         for at, command in _run(active, version, folder, variables, others):
@@ -506,15 +538,34 @@ def _branches(
     first = {**turns[0], **usual}
     starts = dict.fromkeys(step.path for step in steps if step.path and _serve_end(step.words) is not None)
     aside = (dict(path) for path in starts if any(first[block] != way for block, way in path))
+    blocks = {block: at for at, step in reversed([*enumerate(steps)]) for block, _ in step.path}  # where each begins
+    ended = {step.path[-1] for step in steps if step.path and step.words[:1] == ["exit"]}
     for chosen in (first, *({**first, **path} for path in islice(aside, _MOST_SERVERS)), *turns):
-        ways = {block: OWN_OPTIONS if usual.get(block) == OWN_OPTIONS else way for block, way in chosen.items()}
+        undecided = {block: way for block, way in chosen.items() if block not in usual}
+        decided, _ = usual_ways(_tested(steps, chosen), functions, _assignments, variables, undecided)
+        led = {block: decided[block] for block in undecided if chosen is not first and block in decided}
+        if ended & {way for way in led.items() if chosen[way[0]] != way[1]}:
+            continue  # the values of one branch lead to the end of the script
+        ways = {**chosen, **led, **{block: way for block, way in usual.items() if way == OWN_OPTIONS}}
         active = [
             (at, step)
             for at, step in enumerate(steps)
             if not step.is_pattern and all(ways[block] == way for block, way in step.path)
         ]
         others = {block for block, way in ways.items() if usual.get(block, way) != way}
-        yield active, {block: names[block] for block in names.keys() & others}
+        leading: dict[int, set[str]] = {}
+        for block in names.keys() & others:
+            leading.setdefault(blocks[block], set()).update(names[block])
+        yield active, leading
+
+
+def _tested(steps: Sequence[Statement], ways: Mapping[int, int]) -> list[Statement]:
+    """Return the commands of a way through a script, and the tests that lead to it."""
+    return [
+        step
+        for step in steps
+        if all(ways[block] == way or (step.decides or (0,))[0] == block for block, way in step.path)
+    ]
 
 
 def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
@@ -550,6 +601,29 @@ def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement
             elif place not in calls:
                 made.append(step)
         steps = made
+    return steps
+
+
+def _with_outputs(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:
+    """Put what a function prints, if it does nothing else, in the place of $(NAME)."""
+    bodies: dict[str, list[Statement]] = {}
+    for step in steps[:_MOST_WORDS]:
+        name = functions[min(step.line, len(functions) - 1)]
+        bodies.setdefault(name, []).extend([step] if step.words not in ([], [name], ["}"]) else [])
+    outputs: dict[str, str] = {}
+    for name, body in bodies.items():
+        *before, printed = [step.words for step in body] or [[]]
+        local = {key: value for words in before for key, value in _assignments(words).items()}
+        is_plain = name and not any(step.path for step in body) and len(local) == len(before)
+        if is_plain and len(printed) > 1 and printed[:-1] in (["echo"], ["printf", "%s"], ["printf", "%s\\n"]):
+            told = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1])  # noqa: B023
+            outputs |= {} if _ARGUMENT.search(told) or "$(" in told else {f"$({name})": told}
+    used = {name for name in outputs if any(name in word for step in steps for word in step.words)}
+    for name in used:
+        steps = [
+            step._replace(words=[word.replace(name, outputs[name]) if name in word else word for word in step.words])
+            for step in steps
+        ]
     return steps
 
 
@@ -602,9 +676,10 @@ def _run(
 ) -> Iterator[tuple[int, Command]]:
     """Yield the servers that commands of a script start, each with the number of its command.
 
-    `others` has the variables which lead to a branch only if they have other values than those of the script.
+    `others` has the variables which lead to a branch only if they have other values than those of the script, by the
+    command with which its block begins.
     """
-    commands, paths = list[tuple[int, list[str]]](), {at: step.path for at, step in steps}
+    commands = list[tuple[int, list[str]]]()
     arrays, launched = dict[str, list[str]](), dict[str, list[str]]()  # arrays, and those that are a server's command
     for at, (name, words, *_) in steps:
         use = f"${{{name.removesuffix('+')}[@]}}"
@@ -619,22 +694,13 @@ def _run(
 
     environment, plain = {**variables}, dict(_plain(variables))
     exported, is_alone = dict[str, str](), len(commands) == 1
+    left = sorted(others)
     for at, words in commands:
-        for name in {name for block, _ in paths[at] for name in others.get(block, ())}:
-            environment.pop(name, None)
-            plain.pop(name, None)
-        filled, absent = [], []
-        for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
-            value = _expand(word, plain) if isinstance(word, Bare) else ""
-            named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
-            if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
-                filled += map(Bare.of, environment[named[1]].split())
-            elif named and filled and environment.get(named[1]) == "":
-                absent.append(named[1])
-            elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
-                filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
-            else:
-                filled += value.split() if " " in value and "$" not in value else [word]
+        while left and left[0] <= at:
+            for name in others[left.pop(0)]:
+                environment.pop(name, None)
+                plain.pop(name, None)
+        filled, absent = _split_words(words, environment, plain)
         filled = _of_cloud_run(filled) or filled
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
@@ -653,6 +719,27 @@ def _run(
         plain = {**{name: value for name, value in plain.items() if name not in assigned}, **_plain(assigned)}
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
+
+
+def _split_words(
+    words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
+    """Return the words that a shell makes of these, and the variables that are empty by default."""
+    filled, absent = list[str](), list[str]()
+    for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
+        value = _expand(word, plain) if isinstance(word, Bare) else ""
+        named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
+        if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
+            filled += map(Bare.of, environment[named[1]].split())
+        elif named and filled and environment.get(named[1]) == "":
+            absent.append(named[1])
+        elif filled and isinstance(word, Bare) and (unset := re.fullmatch(r"\$\{(\w+):?-\}", word)):
+            absent.append(unset[1])
+        elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
+            filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
+        else:
+            filled += value.split() if " " in value and "$" not in value else [word]
+    return filled, absent
 
 
 def _find_servers(

@@ -253,8 +253,16 @@ class _Values:
                 return -self._literal(operand, depth + 1)
             case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
                 numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
-                if all(isinstance(number, int | float) and abs(number) < _LARGEST for number in numbers):
+                is_text = isinstance(kind, ast.Add) and all(isinstance(one, str) for one in numbers)
+                if is_text or all(isinstance(one, int | float) and abs(one) < _LARGEST for one in numbers):
                     return _ARITHMETIC[type(kind)](*numbers)
+            case ast.Attribute(value=ast.Name(id=name), attr=key) if name in self._values and name not in self._changed:
+                made = self._values[name]  # GPU = modal.gpu.H100(count=2), and GPU.count
+                given = [part.value for part in getattr(made, "keywords", ()) if part.arg == key]
+                return self._literal((*given, node)[0], depth + 1)
+            case ast.Call(func=ast.Attribute(attr=kind), keywords=given) if _is_gpu(node):
+                count = next((self._literal(part.value, depth + 1) for part in given if part.arg == "count"), 1)
+                return f"{kind.replace('_', '-')}:{count}"
             case ast.Call(func=ast.Name(id="str" | "int" | "float" as kind), args=[inner]):
                 value = self._literal(inner, depth + 1)
                 return value if is_default(value) else {"str": str, "int": int, "float": float}[kind](value)
@@ -262,6 +270,8 @@ class _Values:
                 value = self._literal(rest[0], depth + 1) if rest else None
                 if "environ" in ast.unparse(node.func) or ast.unparse(node.func) == "os.getenv":
                     return self._assumed(name, value)
+            case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str() as name), other]):
+                return self._assumed(name.upper(), self._literal(other, depth + 1))
             case ast.JoinedStr(values=parts):
                 inner_parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
                 return "".join(str(self._literal(part, depth + 1)) for part in inner_parts)
@@ -343,7 +353,8 @@ class _Source(_Values):
             for name, value in pairs:
                 if isinstance(name, ast.Name) and stored[name.id] == 1:
                     self._values[name.id] = value
-                    self._changed -= {name.id} if isinstance(value, ast.Constant | ast.JoinedStr) else set()
+                    is_fixed = isinstance(value, ast.Constant | ast.JoinedStr) or _is_gpu(value)
+                    self._changed -= {name.id} if is_fixed else set()
         self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
         self._options |= _parameters(nodes, self._calls, stored)
         self._environment = self._read_environment(nodes)
@@ -642,6 +653,11 @@ def _is_missing(test: ast.expr) -> bool:
         case ast.Compare(ops=[ast.Is()], comparators=[ast.Constant(value=None)]) | ast.UnaryOp(op=ast.Not()):
             return True
     return False
+
+
+def _is_gpu(node: ast.expr) -> bool:
+    """Return True for modal.gpu.H100(count=2)."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith("modal.gpu.")
 
 
 def _names(node: ast.expr) -> tuple[str, str]:

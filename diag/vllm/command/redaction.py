@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from diag.vllm.command.command import Given
+from diag.vllm.command.command import NOTATIONS, Given
 from diag.vllm.command.free_text import hidden, is_secret
 from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, default, placeholder
 from diag.vllm.flags.registry import known, understood
@@ -44,7 +44,7 @@ _VARIABLE = re.compile(CONTENT["patterns"]["variable"])
 _DEFAULT = re.compile(r"\$\{[A-Za-z_]\w{0,60}:?-[\"']?([^{}$\"']*)[\"']?\}", re.ASCII)
 _TOKEN = re.compile(CONTENT["patterns"]["token"])
 """Tokens by their beginning, and long words of letters and digits, which no person writes."""
-_COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])")
+_COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])|(?<=\w)@[0-9a-f]{40}$")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
 _FORMAT = r"(?:mx|nv|b|u)?(?:fp|nf|int|f)\d{1,2}|v\d|w\da\d{1,2}"
 _WORDS = re.compile(rf"--(?:[a-z]{{2,12}}|{_FORMAT})(?:[-_](?:[a-z]{{1,12}}|{_FORMAT}))*")
@@ -63,9 +63,10 @@ def name(text: str, revision: bool = False) -> str:
     """Return a name, a folder or a URL without user, query and fragment; "" if it may not be shown."""
     url = _URL.fullmatch(text)
     text = f"{url[1]}{url[2]}{url[3]}" if url else text
-    rest = _COMMIT.sub("", text) if revision or "snapshots/" in text else text
+    is_pinned = re.fullmatch(r"(?:hf://)?[\w.-]+/[\w.-]+@\w+", text)  # a model of the Hub at a commit
+    rest = _COMMIT.sub("", text) if revision or is_pinned or "snapshots/" in text else text
     is_token = _TOKEN.search(rest) or hidden(text) not in (text, re.sub(r"/(?:home|Users)/[^/]+", "~", text))
-    if not text or len(text) > _MOST or not _NAME.fullmatch(text) or is_token or HIDDEN in text:
+    if not text or len(text) > _MOST or not _NAME.fullmatch(rest) or is_token or HIDDEN in text:
         return ""
     return hidden(text)
 
@@ -84,8 +85,16 @@ def is_variable(text: str) -> bool:
 
 
 def variable(key: str, text: str) -> str:
-    """Return the value of an environment variable; "" if it may not be shown."""
-    return name(default(text)) if key in VARIABLES and "://" not in text else ""
+    """Return the value of an environment variable; "" if it may not be shown.
+
+    One that is called as a flag of vLLM may have what the flag may.
+    """
+    key, value = re.sub(r"^(?:APPTAINER|SINGULARITY)ENV_", "", key), default(text)
+    spelled = f"--{NOTATIONS['worker'].get(key, key)}".lower().replace("_", "-")
+    mention = Given(spelled, (value,), understood(spelled) if spelled in known() else None)
+    if "://" in text or takes_secret(mention):
+        return name(value) if key in VARIABLES and "://" not in text else ""
+    return _shown(mention, value) or ""
 
 
 def harmless(environment: Mapping[str, str]) -> Mapping[str, str]:

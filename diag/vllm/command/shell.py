@@ -216,6 +216,26 @@ def filled_templates(text: str) -> str:
     return _TEMPLATE.sub(lambda hole: f"${variable_name(hole[1] or 'TEMPLATE')}", folded("\n".join(lines)))
 
 
+def otherwise(text: str) -> str:
+    """Return a template with the second branch of each condition, on the same lines; the text if it has none."""
+    lines, opened = list[str](), list[int | None]()  # the branch of a condition, None for another block
+    for line in text.split("\n") if "{{" in text or "{%" in text else ():
+        block = BLOCK.fullmatch(line)
+        is_condition = bool(block and opened and opened[-1] is not None)
+        if block and (block["opens"] or block["start"]):
+            is_condition = bool(re.match(r"\W*if\b", line))
+            opened.append(0 if is_condition else None)
+        elif block and (block["ends"] or block["stop"]):
+            del opened[-1:]
+        elif block and (block["other"] or block["another"]) and opened and opened[-1] is not None:
+            opened[-1] += 1
+        else:
+            is_condition = False
+        is_left_out = is_condition or any(branch not in (None, 1) for branch in opened)
+        lines.append(("\\" if "".join(lines[-1:]).endswith("\\") else "") if is_left_out else line)
+    return "\n".join(lines) or text
+
+
 def folded(text: str) -> str:
     """Move the empty lines that a template's blocks leave in a folded text of YAML to its end."""
     packed: str = _FOLDED.sub(

@@ -33,6 +33,7 @@ _QUADLET_OPTIONS: Mapping[str, str] = NOTATIONS["quadlet"]
 _SUPERVISED = re.compile(r"^\[program:[^\]\n]*\][ \t]*$", re.MULTILINE)
 _UNIT = re.compile(r"^\[Service\]\s*$", re.MULTILINE)
 _VARIABLE = re.compile(r"(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
+_SAMPLING = frozenset[str](NOTATIONS["sampling"])
 _LONG_FLAG = re.compile(NOTATIONS["patterns"]["writings_long_flag"])
 
 
@@ -51,7 +52,7 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
         launches = templated(containers(documents, version), "" if is_blocks else text)
         for document in () if launches else documents:  # model.json of Triton's vLLM backend has an engine's arguments
             keys = [f"--{key}".replace("_", "-") for key in document] if isinstance(document, dict) else []
-            if "--model" in keys and all(key in known() for key in keys):
+            if "--model" in keys and all(key in known() or key[2:] in _SAMPLING for key in keys):
                 launches += (Writing("Triton's model.json", serve(command_line(document, version), {})),)
         if not launches:
             kind = "text" if is_blocks else "YAML"
