@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -56,6 +57,11 @@ def evaluate(expression: Expression | Formula | str, samples: Samples, instants:
     return Evaluator(samples).evaluate(expression, instants)
 
 
+@lru_cache(maxsize=8192)  # of all servers and recordings that a process judges
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_NAMES.findall(text))
+
+
 class Evaluator:
     """Evaluates expressions over one set of samples; a part that several expressions share is computed once."""
 
@@ -83,7 +89,7 @@ class Evaluator:
         memory = self._may_hold
         if asked not in memory:
             text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
-            words = _NAMES.findall(text)
+            words = _words(text)
             named = not (self.samples.names.isdisjoint(words) and _YIELDS_WITHOUT_SAMPLES.isdisjoint(words))
             instant = "[" not in text and not parts
             if parts and _YIELDS_WITHOUT_A_PART.isdisjoint(map(str.lower, words)):
