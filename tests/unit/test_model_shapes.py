@@ -133,6 +133,7 @@ def test_a_served_model_is_known_by_its_name(line: str) -> None:
     assert "no config.json is here: the shape is that of" in model.facts and "source: " in model.facts
 
 
+@pytest.mark.slow
 def test_the_matrices_of_a_row_are_as_many_as_published() -> None:
     wrong = {}
     for name, published in COUNTED.items():
@@ -354,6 +355,7 @@ def architectures() -> dict[str, str]:
     return {name: load(name, cached("/nowhere")).architecture for name in repositories()}
 
 
+@pytest.mark.slow
 def test_an_architecture_that_vllm_removed_is_judged_by_the_release() -> None:
     """Was: FITS, for every release."""
     falls_back = {kind for kind, last in removed().items() if last.endswith("+")}
@@ -473,6 +475,7 @@ def test_the_cache_of_a_window_is_in_bytes_within_it() -> None:
     assert "KV cache per token  131,072 bytes within the window" in page  # was: 0 bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.33.0"])
 def test_each_architecture_of_a_shape_has_a_class_or_says_that_it_has_none(version: str) -> None:
     """Was: MiniMaxM3ForCausalLM and eight others, which no release has."""
