@@ -46,6 +46,7 @@ MOST_INSTANTS = 64
 _NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
 """Every name in an expression, and the brace of a selector without a name."""
 _YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar", *functions.DATES})
+_words = lru_cache(maxsize=8192)(lambda text: frozenset(_NAMES.findall(text)))  # the same for all servers
 _YIELDS_WITHOUT_A_PART = _YIELDS_WITHOUT_SAMPLES | {"or", "unless"}
 
 
@@ -55,11 +56,6 @@ def evaluate(expression: Expression | Formula | str, samples: Samples, instants:
     Series that have no value at any instant are left out.
     """
     return Evaluator(samples).evaluate(expression, instants)
-
-
-@lru_cache(maxsize=8192)  # of all servers and recordings that a process judges
-def _words(text: str) -> frozenset[str]:
-    return frozenset(_NAMES.findall(text))
 
 
 class Evaluator:
