@@ -45,6 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="write what is printed now as what is expected")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m fast` reads only the files that have such tests: the imports of the others were half of a collection."""
+    if config.option.markexpr != "fast" or collection_path.suffix != ".py" or TESTS not in collection_path.parents:
+        return None
+    is_fast = collection_path.relative_to(TESTS).parts[0] in FAST or "mark.fast" in collection_path.read_text("utf-8")
+    return None if is_fast else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Live tests in their order; `-m fast` is what a contributor runs all the time, `-m golden` compares outputs."""
     if not THOROUGH and (nightly := [item for item in items if item.get_closest_marker("nightly")]):

@@ -154,7 +154,10 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
     evaluated as often as pages, those that are connected share a group, named by the subjects of its alerts.
     """
     rare: dict[str | Alert, str] = {alert: group for alert in reads if (group := _rare(alert))}
-    readers: dict[str, list[str | Alert]] = {name: [alert for alert in reads if name in reads[alert]] for name in rules}
+    readers: dict[str, list[str | Alert]] = {name: [] for name in rules}
+    for alert, series in reads.items():
+        for name in dict.fromkeys(series):
+            readers[name].append(alert)
     for name, record in reversed([*rules.items()]):
         for other in record.reads:
             readers[other].append(name)

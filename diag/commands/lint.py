@@ -119,7 +119,9 @@ def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> 
     A template that starts another server speaks for that one alone.
     """
     if (chart := chart_of(Path(one.file))) and chart / "values.yaml" != Path(one.file).absolute():
-        return any(_is_of(other.file, chart) for other in judged)  # values of an environment complete the chart's own
+        # values of an environment complete the chart's own, and those of its templates
+        files = (Path(other.file).absolute() for other in judged)
+        return any(file == chart / "values.yaml" or chart / "templates" in file.parents for file in files)
     if not _FEEDS.search(one.file):
         return False
     whole = Path(_FEEDS.sub("", one.file))
@@ -131,12 +133,6 @@ def _is_started_by_a_template(one: LintReport, judged: Iterable[LintReport]) -> 
         or (is_chart and _images(one) & _images(other))
         for other in starts
     )
-
-
-def _is_of(file: str, chart: Path) -> bool:
-    """Return True for a chart's own values, and for its templates."""
-    place = Path(file).absolute()
-    return place == chart / "values.yaml" or chart / "templates" in place.parents
 
 
 def _images(report: LintReport) -> set[str]:

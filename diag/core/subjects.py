@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,12 @@ LARGEST = 1e30
 """The largest reading: a larger one is no measurement, and the product of two would be infinite."""
 UNKNOWN = "?"
 """Text in the place of a label that is missing."""
+
+
+def median(values: NDArray[Any]) -> float:
+    """Return the median of numbers, of which none is NaN; np.median would load numpy.ma for it."""
+    ordered = np.sort(values)
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def label_value(labels: Subject | Mapping[str, str], name: str) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diag.core.formatting import quantity, threshold
 from diag.core.incident import Comparison, Condition, Incident, Signal, seconds
-from diag.core.subjects import Floats, Instants, Rows, Subject
+from diag.core.subjects import Floats, Instants, Rows, Subject, median
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.formulas import expanded
 
@@ -373,7 +373,7 @@ def _counting(states: Trits, episodes: Sequence[Run], subject: Subject, evidence
     incident, times, queries = evidence.incident, evidence.instants, evidence.queries
     hold, last = seconds(incident.hold), len(times) - 1
     # a day of a fleet is judged at few instants: what holds at one of them held for about as long as they are apart
-    apart = max(queries.source.interval, float(np.median(np.diff(times))) / 1000 if last else 0.0)
+    apart = max(queries.source.interval, median(np.diff(times)) / 1000 if last else 0.0)
     needed = hold - apart / 2
     could_hold = bool((states[times >= times[-1] - needed * 1000] != 0).all())
     could_last = queries.span >= max(seconds(incident.window), evidence.window.seconds) + hold

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from diag.core.incident import Condition, Incident, seconds
-from diag.core.subjects import Instants
+from diag.core.subjects import Instants, median
 from diag.diagnosis.decision_table import LOOK, Episode, Reading, Trits, holds, runs
 from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked, with_severity
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
@@ -137,7 +137,7 @@ def _breaks(events: Instants, queries: QueryCache) -> tuple[float, float]:
     """
     breaks = np.diff(events) / 1000
     breaks = breaks[breaks > 1.5 * queries.source.interval]
-    usual = float(np.median(breaks)) if len(breaks) else 0.0
+    usual = median(breaks) if len(breaks) else 0.0
     return usual, min(4 * usual, MOST_BREAK)
 
 

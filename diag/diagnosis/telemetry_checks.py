@@ -11,7 +11,7 @@ import numpy as np
 from diag.core.declarations import PACKAGE, read
 from diag.core.incident import Incident, Signal, seconds
 from diag.core.metric_prefix import RUNNING, SERVES, metric
-from diag.core.subjects import Rows, instance_name, label_value
+from diag.core.subjects import Rows, instance_name, label_value, median
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, GPUS, QueryCache, Window
 from diag.knowledge.signals import death_claimed
 from diag.knowledge.signals.log import CLAIM_TIME
@@ -134,8 +134,8 @@ def scrapes(queries: QueryCache, patience: float = 0.0) -> dict[str, Scrapes]:
             continue
         there = np.flatnonzero(~np.isnan(row))
         full = row[there][1:-1] if len(there) > 2 else row[there]  # the first and the last bin may be partial
-        apart, due = np.diff(there), float(np.median(full))
-        usual = float(np.median(apart)) if len(apart) else 1.0
+        apart, due = np.diff(there), median(full)
+        usual = median(apart) if len(apart) else 1.0
         regular = apart[apart <= 2 * usual]
         every = window.seconds * (float(regular.mean()) if len(regular) else 1.0) / due
         lost = due * float((apart[apart > 2 * usual] / usual - 1).sum())

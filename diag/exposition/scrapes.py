@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from diag.core.formatting import printable
 from diag.core.metric_prefix import OWN, named_as_ours
+from diag.core.subjects import median
 from diag.exposition import CUT, LONGEST_LINE, MOST_LINES, NotMetrics, is_cut, refuse_other_formats, sample
 from diag.promql import STALE, Labels, distinct
 from diag.promql.data import Floats, Millis
@@ -367,7 +368,7 @@ class ScrapeTable:
 def median_interval(tables: Sequence[ScrapeTable], otherwise: float) -> float:
     """Return the median seconds between two scrapes of one target, or `otherwise` if there are no two."""
     steps = [np.diff(table.times) for table in tables if len(table.times) > 1]
-    return float(np.median(np.concatenate(steps))) / 1000 if steps else otherwise
+    return median(np.concatenate(steps)) / 1000 if steps else otherwise
 
 
 def rounds(tables: Sequence[ScrapeTable], interval: float) -> Millis:

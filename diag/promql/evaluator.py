@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -45,6 +46,7 @@ MOST_INSTANTS = 64
 _NAMES = re.compile(r"[a-zA-Z_:][\w:]*|(?<![\w:])\{", re.ASCII)
 """Every name in an expression, and the brace of a selector without a name."""
 _YIELDS_WITHOUT_SAMPLES = frozenset({"{", "absent", "absent_over_time", "vector", "scalar", *functions.DATES})
+_words = lru_cache(maxsize=8192)(lambda text: frozenset(_NAMES.findall(text)))  # the same for all servers
 _YIELDS_WITHOUT_A_PART = _YIELDS_WITHOUT_SAMPLES | {"or", "unless"}
 
 
@@ -83,7 +85,7 @@ class Evaluator:
         memory = self._may_hold
         if asked not in memory:
             text, parts = (asked, {}) if isinstance(asked, str) else (asked.text, asked.parts)
-            words = _NAMES.findall(text)
+            words = _words(text)
             named = not (self.samples.names.isdisjoint(words) and _YIELDS_WITHOUT_SAMPLES.isdisjoint(words))
             instant = "[" not in text and not parts
             if parts and _YIELDS_WITHOUT_A_PART.isdisjoint(map(str.lower, words)):

@@ -244,19 +244,17 @@ def _sizing_table(sizing: Sizing) -> list[str]:
     return table([[*head, *["how"] * has_changes], *rows], right=(3, 4, 5, 7, 8, 9)) if rows else []
 
 
-def _configurations(sizing: Sizing) -> list[tuple[object, ...]]:
-    """Return each deployment with its ceilings, each of them with its costs."""
-    return [
-        (one, *(reached and (reached, sizing.costs(one, reached)) for reached in (one.decode, one.prefill)))
-        for one in sizing.rows
-    ]
-
-
 SIZING_DOCUMENT = Document(
     "sizing",
     {
         **_PAIR,
-        "Sizing": {"reached": lambda _: REACHED, "configurations": _configurations},
+        "Sizing": {
+            "reached": lambda _: REACHED,
+            "configurations": lambda sizing: [
+                (one, *(reached and (reached, sizing.costs(one, reached)) for reached in (one.decode, one.prefill)))
+                for one in sizing.rows
+            ],
+        },
         "Deployment": {"gpu_name": lambda one: one.gpu.name if one.gpu else ""},
     },
 )

@@ -104,14 +104,10 @@ def _first(names: Sequence[str], room: int) -> str:
     return shortened(printable(names[0]), room - len(more)) + more if names else ""
 
 
-def _incident(row: ServerRow, room: int) -> str:
-    return _first(row.incidents, room) or ("undecided" if row.verdict == "warning" else "")
-
-
 CELLS: dict[str, Callable[[ServerRow, int], str]] = {
     "verdict": lambda row, _: row.verdict,
     "state": lambda row, _: state(row),
-    "incident": _incident,
+    "incident": lambda row, room: _first(row.incidents, room) or ("undecided" if row.verdict == "warning" else ""),
     "since": lambda row, _: since(row),
     "history": lambda row, room: bars(row.history.get("tokens", ()), room),
     "throttled": lambda row, room: _first(row.throttled, room),

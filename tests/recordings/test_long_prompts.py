@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +28,23 @@ def by_chance(mean: float, seed: int, first: float = 300, last: float = 1200) ->
         at += draw.expovariate(1 / mean)
 
 
-def judged(
-    folder: Path,
-    every: float,
-    prompts: Iterable[float],
-    end: float = 1200,
+def judged(folder: Path, every: float, prompts: Iterable[float], end: float = 1200, **how: float) -> Report:
+    """Judge a server of short prompts, to which long ones come at these seconds: each is a step of 3.6 s."""
+    scrapes = (scrape for scrape in simulated(tuple(prompts), end, **how) if (scrape[0] - BEGUN) % every == 0)
+    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", scrapes))]))
+
+
+@cache
+def simulated(
+    prompts: tuple[float, ...],
+    end: float,
     tokens: int = 30_000,
     rate: float = 1.3,
     token: float = 0.00012,
     budget: int = 32_768,
     answer: int = 100,
-) -> Report:
-    """Judge a server of short prompts, to which long ones come at these seconds: each is a step of 3.6 s."""
+) -> list[Scrape]:
+    """Return a scrape every five seconds; tests at longer intervals read some of them."""
     draw = random.Random(7)
     limits = Limits(max_num_batched_tokens=budget, token=token, num_gpu_blocks=60_000, max_model_len=40_000)
     engine = Engine(limits, BEGUN - 600)
@@ -47,13 +53,11 @@ def judged(
         engine.send(Request(at, max(20, round(draw.gauss(300, 50))), draw.randint(200, 400)))
     for at in prompts:
         engine.send(Request(BEGUN + at, round(tokens * draw.uniform(0.9, 1.05)), answer))
-
-    def scrapes() -> Iterator[Scrape]:
-        for time in np.arange(every, end, every):
-            engine.run(BEGUN + time)
-            yield BEGUN + time, "vllm-0:8000", page([engine])
-
-    return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", scrapes()))]))
+    scrapes = []
+    for time in np.arange(5, end, 5):
+        engine.run(BEGUN + time)
+        scrapes.append((float(BEGUN + time), "vllm-0:8000", page([engine])))
+    return scrapes
 
 
 @pytest.mark.parametrize("every", [5, 15, 30])

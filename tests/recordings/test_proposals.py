@@ -27,6 +27,7 @@ from diag.sources.recording.reader import read
 from diag.vllm.command.shell import line as line_of
 
 
+@cache
 def primary(recording: str, launch: str = "") -> Finding:
     return doctor.run(ObserveOptions([str(Path("tests") / "recordings" / recording)], launch=launch)).present[0]
 

@@ -1,5 +1,6 @@
 """The generated alerting rules, evaluated by a real promtool over a timeline."""
 
+import gzip
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -65,9 +66,9 @@ def metrics_read() -> set[str]:
 
 def in_no_recording(metrics: Iterable[str]) -> set[str]:
     """Return the metrics that no recording, exporter, older release or connector has, without prefix selectors."""
-    recorded = {
-        dict(key)["__name__"] for recording in ALL_RECORDINGS for key in timelines.recording(recording.name).series
-    }
+    pages = (gzip.decompress((recording / "metrics.prom.gz").read_bytes()).decode() for recording in ALL_RECORDINGS)
+    recorded = {NAME.match(line)[0] for page in pages for line in {*page.splitlines()} if line[:1] not in "#"}  # type: ignore[index]
+    recorded |= {"up"}
     unknown = {*metrics} - recorded - set(families()) - {"ALERTS"}
     return {name for name in unknown if not name.startswith((*OLD_NAMES.values(), *CONNECTORS, "{"))}
 

@@ -181,6 +181,7 @@ def everywhere(model: str, **more: object) -> tuple[str, dict[str, object]]:
     return run(options)[0], json.loads(run(options, as_json=True)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "refusing"),
     [("gpt-oss-120b", {"v100-16", "v100-32", "t4"}), ("Qwen/Qwen2.5-7B-Instruct-AWQ", {"v100-16", "v100-32"})],
@@ -266,6 +267,7 @@ def test_a_quantized_checkpoint_is_not_quantized_again() -> None:
     assert "--quantization" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     some(["Qwen2.5-72B-Instruct-AWQ", "Qwen2-VL-72B-Instruct-GPTQ-Int4", "Qwen2.5-VL-72B-Instruct-AWQ"], 1, "padded"),

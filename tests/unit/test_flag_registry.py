@@ -37,6 +37,7 @@ def refused(flag: Flag, version: str) -> set[str]:
     return {each.rule for each in found if each.severity == "error"} & SPELLING
 
 
+@pytest.mark.slow
 @each_row("flag", FLAGS)
 def test_a_flag_is_accepted_from_its_first_release_to_its_last_and_refused_before_and_after(flag: Flag) -> None:
     at = {release(each): each for each in versions()}

@@ -88,6 +88,7 @@ def _notations() -> Iterator[tuple[str, bool]]:
 SIGNS = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\0": "\0"}
 
 
+@pytest.mark.slow
 def test_of_the_notations_of_programs_all_but_the_named_ones_hide_a_chosen_word() -> None:
     """A word that somebody chose, so that only its name or place tells; whole, and line by line."""
     texts = list(_notations())
@@ -117,6 +118,7 @@ def test_ordinary_words_are_not_hidden(line: str) -> None:
     assert lost(line) == []
 
 
+@pytest.mark.slow
 def test_four_of_seventy_thousand_ordinary_words_of_logs_are_hidden() -> None:
     files = [*LOGS.glob("*"), *RECORDINGS.glob("*/server.log")]
     lines = {line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()}

@@ -228,6 +228,7 @@ SITE: Values = {
 }
 
 
+@pytest.mark.slow
 def test_values_make_the_rules_and_links_that_diag_generate_makes_of_the_same_names(tmp_path: Path) -> None:
     """diag.toml takes the chart's names too; severities also change which cause mutes, which a chart cannot compute."""
     flat = dict(SITE) | {"severityOverrides": {}}

@@ -2,6 +2,7 @@
 
 import re
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from diag.knowledge.known_failures import (
     PLACE,
     RESERVE,
     FailureKind,
+    KnownFailure,
     is_tried,
     known_failure,
     table,
@@ -38,12 +40,12 @@ def around(failure: FailureKind) -> LogContext:
     return LogContext(failure.example_nearby, platform, phase)
 
 
-def shown(failure: FailureKind) -> str:
-    """The kind that an example shows, on a server whose release and model have it if the kind is one of a release."""
+@cache
+def told(failure: FailureKind) -> KnownFailure | None:
+    """Return what is told of an example, on a server whose release and model have it if the kind is of a release."""
     release = (failure.releases[0] or failure.releases[1] or "0.32.0") if failure.checked else ""
     model = re.sub(r"\(\?i\)|\[[^]]*\]\??|\(\?:|[()?]", "", failure.models.partition("|")[0])
-    found = known_failure([failure.example], release, model, failure.example_frames, around(failure))
-    return found.id if found else ""
+    return known_failure([failure.example], release, model, failure.example_frames, around(failure))
 
 
 def test_there_are_kinds_of_every_file() -> None:
@@ -53,7 +55,7 @@ def test_there_are_kinds_of_every_file() -> None:
 @each_row("failure", table())
 def test_an_example_shows_its_own_kind(failure: FailureKind) -> None:
     assert failure.pattern.search(failure.example)
-    assert shown(failure) == failure.id
+    assert (found := told(failure)) and found.id == failure.id
 
 
 @each_row("failure", table())
@@ -64,8 +66,7 @@ def test_texts_name_groups_and_functions_that_exist(failure: FailureKind) -> Non
         }
         assert {name.strip() for name in place["names"].split(",")} <= groups
         assert place["function"] is None or place["function"] in FUNCTIONS
-    found = known_failure([failure.example], failure.releases[0] if failure.checked else "", "", "", around(failure))
-    assert found is None or not re.search(r"\{\w", found.means + found.do)
+    assert (found := told(failure)) and not re.search(r"\{\w", found.means + found.do)
 
 
 @each_row("failure", [each for each in table() if each.basis == "guess"])

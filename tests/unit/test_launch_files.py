@@ -1300,6 +1300,7 @@ def judged(file: Path, only: str = "") -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_server_of_a_file_is_judged_by_what_the_file_shows(tmp_path: Path) -> None:
     wrong = {}
     for case, (name, text, expected) in TABLE.items():

@@ -97,6 +97,7 @@ def test_the_documentation_states_the_limit_of_the_code(name: str) -> None:
     assert client.Request("/").most_bytes == MOST_BYTES
 
 
+@pytest.mark.slow
 def test_a_text_to_explain_is_refused_at_once_beyond_a_line() -> None:
     name = "KeyError: 'model.layers.0.self_attn.qkv_proj.weight_scale' "
     start = time.process_time()

@@ -4,6 +4,7 @@
 
 from pathlib import Path
 
+import pytest
 from support.reports import judged_logs as judged
 from support.rows import each_row
 
@@ -182,6 +183,7 @@ def told(folder: Path, lines: list[str]) -> str:
     return " ".join(render(judged(log)).split())
 
 
+@pytest.mark.slow
 @each_row(
     "lines, says, says_not",
     [

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,7 @@ def test_a_served_model_is_known_by_its_name(line: str) -> None:
     assert "no config.json is here: the shape is that of" in model.facts and "source: " in model.facts
 
 
+@pytest.mark.slow
 def test_the_matrices_of_a_row_are_as_many_as_published() -> None:
     wrong = {}
     for name, published in COUNTED.items():
@@ -347,12 +349,18 @@ def test_the_page_states_the_number_of_shapes() -> None:
         assert f"the shapes of {len(repositories())} repositories" in (ROOT / page).read_text(encoding="utf-8")
 
 
+@cache
+def architectures() -> dict[str, str]:
+    """Return the architecture of each repository's shape."""
+    return {name: load(name, cached("/nowhere")).architecture for name in repositories()}
+
+
+@pytest.mark.slow
 def test_an_architecture_that_vllm_removed_is_judged_by_the_release() -> None:
     """Was: FITS, for every release."""
     falls_back = {kind for kind, last in removed().items() if last.endswith("+")}
     assert len(removed()) == 56 and len(falls_back) == 15
-    rows = {name: load(name, cached("/nowhere")).architecture for name in repositories()}
-    gone = {name: kind for name, kind in rows.items() if kind in removed()}
+    gone = {name: kind for name, kind in architectures().items() if kind in removed()}
     assert len(gone) > 60
     never = {name: kind for name, kind in gone.items() if "never" in removed()[kind]}
     assert len(never) == 4
@@ -467,6 +475,7 @@ def test_the_cache_of_a_window_is_in_bytes_within_it() -> None:
     assert "KV cache per token  131,072 bytes within the window" in page  # was: 0 bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["0.33.0"])
 def test_each_architecture_of_a_shape_has_a_class_or_says_that_it_has_none(version: str) -> None:
     """Was: MiniMaxM3ForCausalLM and eight others, which no release has."""
@@ -482,8 +491,7 @@ def test_each_architecture_of_a_shape_has_a_class_or_says_that_it_has_none(versi
         "Qwen3Model",
     )  # model_executor/models/adapters.py
     own = {"Mistral4ForCausalLM"}  # read in Mistral's own format
-    for name in repositories():
-        kind = load(name, cached("/nowhere")).architecture
+    for name, kind in architectures().items():
         assert kind in classes | removed().keys() | own or kind.endswith(converted), (name, kind)
 
 

@@ -156,6 +156,7 @@ def test_a_quantile_lies_between_the_extremes(block: Block, at: list[int], span:
     assert (middle.values[there] <= high.values[there] + 1e-9).all()
 
 
+@pytest.mark.slow
 def test_many_instants_at_once_are_the_same_as_one_at_a_time() -> None:
     samples, at = Samples(blocks()), sorted(NEAR_A_BIRTH + SETTLED + AT_THE_END)
     for promql in EXPRESSIONS:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import helm_python
+import pytest
 import yaml
 from support.paths import ROOT
 
@@ -90,6 +91,7 @@ def test_each_extra_that_a_sentence_asks_for_exists() -> None:
     assert {"pandas", "top", "k8s"} <= asked <= extras.keys()
 
 
+@pytest.mark.slow
 def test_without_pandas_a_table_asks_for_it_and_nothing_else_does(tmp_path: Path) -> None:
     hidden = "import sys; sys.modules['pandas'] = None; from diag.__main__ import main; main()"
     recording = str(ROOT / "tests" / "recordings" / "kv_cascade")

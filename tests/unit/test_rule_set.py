@@ -80,6 +80,7 @@ def test_every_expression_is_short_enough_to_be_read() -> None:
     assert sum(len(rule["expr"].splitlines()) for group in judging for rule in group["rules"]) < 45 * len(ids)
 
 
+@pytest.mark.slow
 def test_a_function_over_raw_samples_is_written_at_most_twice() -> None:
     parsed = (promql.parse(rule["expr"]) for group in groups() for rule in group["rules"])
     written = Counter(found for expression in parsed for found in range_functions(expression.node))

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ PHRASES = [
     for line in (TESTS / "data" / "forbidden_phrases.txt").read_text(encoding="utf-8").splitlines()
     if line and not line.startswith("#")
 ]
-FORBIDDEN = re.compile("|".join(f"(?:{phrase})" for phrase, _ in PHRASES), re.IGNORECASE)
+BEGIN = re.compile(r"\\b(?!.*\\[A-Z])")
+"""The beginning of a phrase that is looked for where words of a text in small letters begin: ten times as fast."""
+AT_WORDS = re.compile(rf"\b(?:{'|'.join(phrase[2:].lower() for phrase, _ in PHRASES if BEGIN.match(phrase))})")
+ANYWHERE = re.compile("|".join(f"(?:{phrase})" for phrase, _ in PHRASES if not BEGIN.match(phrase)), re.IGNORECASE)
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "runbooks/*.md", "alerts/*.*", "deploy/**/*.*"]
 READ_BY_USERS = [file for pattern in PAGES for file in sorted(ROOT.glob(pattern)) if file.is_file()]
 HAND_WRITTEN = [
@@ -39,7 +43,8 @@ TITLES = {"title", "description", "content", "displayName", "legendFormat", "lab
 def found(text: str) -> list[str]:
     """The forbidden phrases of a text, each with its surroundings; lines are filled, links have no address."""
     filled = re.sub(r"\]\([^)]*\)", "]", " ".join(text.split()))
-    return [filled[max(0, match.start() - 40) : match.end() + 30] for match in FORBIDDEN.finditer(filled)]
+    places = [*AT_WORDS.finditer(filled.lower()), *ANYWHERE.finditer(filled)]
+    return [filled[max(0, match.start() - 40) : match.end() + 30] for match in places]
 
 
 def titles(node: object) -> Iterator[str]:
@@ -50,24 +55,23 @@ def titles(node: object) -> Iterator[str]:
         yield from titles(inner)
 
 
-def literals(file: Path) -> Iterator[str]:
-    """The texts that a module may print: its strings without docstrings, an f-string as a whole."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    silent |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
-        if id(node) in silent:
-            continue
-        if isinstance(node, ast.JoinedStr):
-            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-
-
-def docstrings(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+@cache
+def texts_of(file: Path) -> tuple[list[str], list[str]]:
+    """Return a module's docstrings, and what it may print: its other strings, an f-string as a whole."""
+    nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    silent = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    silent |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    docstrings, literals = [], []
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node) or ""
+            docstrings.append(ast.get_docstring(node) or "")
+        elif id(node) in silent:
+            continue
+        elif isinstance(node, ast.JoinedStr):
+            literals.append("".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            literals.append(node.value)
+    return docstrings, literals
 
 
 def test_every_forbidden_phrase_has_a_replacement() -> None:
@@ -111,7 +115,7 @@ def test_an_expected_output_has_no_forbidden_phrase(file: Path) -> None:
 
 @each_row("file", sorted((ROOT / "diag").rglob("*.py")))
 def test_the_strings_of_a_module_have_no_forbidden_phrase(file: Path) -> None:
-    assert [phrase for text in literals(file) for phrase in found(text)] == []
+    assert [phrase for text in texts_of(file)[1] for phrase in found(text)] == []
 
 
 @each_row("file", sorted(file for kind in ("toml", "incident") for file in (ROOT / "diag").rglob(f"*.{kind}")))
@@ -134,5 +138,5 @@ def test_a_help_text_names_its_subject(name: str) -> None:
 
 @pytest.mark.parametrize("tree", ["diag", "tests"])
 def test_docstrings_begin_with_a_verb_or_a_noun(tree: str) -> None:
-    texts = [(file, text) for file in sorted((ROOT / tree).rglob("*.py")) for text in docstrings(file)]
+    texts = [(file, text) for file in sorted((ROOT / tree).rglob("*.py")) for text in texts_of(file)[0]]
     assert [f"{file.relative_to(ROOT)}: {text.splitlines()[0]}" for file, text in texts if OBLIQUE.match(text)] == []

@@ -31,6 +31,7 @@ class Config:
         self.fields = fields
         self.place = place
         self.asked = set[str]() if asked is None else asked
+        self._spellings: dict[str, str] = {}
 
     def changed(self, fields: Mapping[str, Any]) -> "Config":
         """Return these fields with some of them changed."""
@@ -38,10 +39,11 @@ class Config:
 
     def _spelled(self, name: str) -> str:
         """Return the name under which the file has a field."""
-        self.asked.update((name, *aliases().get(name, ())))
-        if self.fields.get(name) is not None:
-            return name
-        return next((other for other in aliases().get(name, ()) if self.fields.get(other) is not None), name)
+        if name not in self._spellings:  # every layer asks for the same few
+            names = (name, *aliases().get(name, ()))
+            self.asked.update(names)
+            self._spellings[name] = next((other for other in names if self.fields.get(other) is not None), name)
+        return self._spellings[name]
 
     def has(self, *names: str) -> bool:
         """Return True if the file has one of these fields, whatever its spelling."""

@@ -208,15 +208,10 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         draft=drafting,
         is_amd=is_amd(gpu.name),
         is_part=is_part(gpu.name),
-        refused=_refused(command, model, gpu, version),
+        refused=next((lacks for _, lacks in lacking(command, _method(model), gpu.name, version)), ""),
         removed=_removed(command, model, version),
     )
     return _with_cache(_with_variables(planned, command), command)
-
-
-def _refused(command: Command, model: Model, gpu: GpuSpec, version: str) -> str:
-    """Return the first thing of a launch that the GPU or the release lacks."""
-    return next((lacks for _, lacks in lacking(command, _method(model), gpu.name, version)), "")
 
 
 def _method(model: Model) -> str:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -202,6 +202,7 @@ _MOST_WORDS = 32
 _SIZE = re.compile(r"\d+(?:\.\d+)?[bm]")
 
 
+@lru_cache(maxsize=8192)  # the closest name is looked for among all repositories
 def _words(name: str) -> list[str]:
     """Return the words of a name in which family, generation and size are apart: qwen, 2.5, 7b."""
     words = re.findall(r"\d+(?:\.\d+)*[a-z]*|[a-z]+", name.rpartition("/")[2].lower())
