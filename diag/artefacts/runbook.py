@@ -172,6 +172,7 @@ def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> dict[
     else:
         report = f"begins with `{incident.severity.upper()}  {incident.id}   {subject}`"
         report += f" (exit status {EXIT_STATUS[incident.severity]}"
+        report += f"; listed as an info unless {claim(incident.serious, contract)}" if incident.serious else ""
         report += f"; `CRITICAL` when {claim(incident.escalates, contract)})" if incident.escalates else ")"
     recorded = (formula(symptom.signal, incident.per, incident.windows[0], contract) for symptom in incident.symptoms)
     names = [*dict.fromkeys(rules.series[series.name] for series in recorded)]

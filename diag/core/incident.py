@@ -287,7 +287,7 @@ class Incident(NamedTuple):
     however few: an episode began at the first of an unbroken row of them. `impact` is what users notice, `mitigate`
     what helps immediately without a restart, `operations` what an operator does for it, in this order, with the
     commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not` what makes the
-    incident worse.
+    incident worse. Where `serious`, one of `supports`, does not hold, it is an info and fires no alert.
     """
 
     id: str
@@ -304,6 +304,7 @@ class Incident(NamedTuple):
     explains: tuple[str, ...] = ()
     may_explain: tuple[Effect, ...] = ()
     escalates: Condition | None = None
+    serious: Condition | None = None
     window: str = "5m"
     live_window: str = "30s"
     hold: str = "1m"
@@ -326,6 +327,11 @@ class Incident(NamedTuple):
     def conditions(self) -> tuple[Condition, ...]:
         """All conditions that must hold, in the order in which they are reported."""
         return self.symptoms + tuple(look.requires for look in self.looks_like if look.requires)
+
+    @property
+    def alerting(self) -> tuple[Condition, ...]:
+        """The conditions of its alert."""
+        return (*self.conditions, *filter(None, (self.serious,)))
 
     @property
     def every_condition(self) -> tuple[Condition, ...]:

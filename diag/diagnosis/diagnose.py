@@ -91,7 +91,11 @@ class Diagnosis(NamedTuple):
     @property
     def full_severity(self) -> Severity:
         """The severity while it goes on."""
-        return "critical" if any(reading.holds for reading in self.escalation) else self.incident.severity
+        if any(reading.holds for reading in self.escalation):
+            return "critical"
+        serious = self.incident.serious
+        is_mild = serious and not any(reading.holds for reading in self.supports if reading.condition == serious)
+        return "info" if is_mild else self.incident.severity
 
     @property
     def watched_since(self) -> float:
@@ -395,7 +399,8 @@ def _explain(diagnoses: list[Diagnosis]) -> Iterator[Diagnosis]:
     lasting = set()
     for effect in diagnoses:
         if cause := best.get(id(effect)):
-            worst = effect.severity_alone if effect.incident.id not in cause.incident.explains else "info"
+            mild = cause.ongoing and cause.severity_alone == "info"  # what it brings about shows its impact
+            worst = effect.severity_alone if mild or effect.incident.id not in cause.incident.explains else "info"
             is_over = not (effect.ongoing or cause.ongoing)  # the SLO was violated a few minutes ago
             if effect.incident.burns and is_over and effect.instants[-1] - effect.episodes[-1][1] <= RECENT:
                 worst = "warning"

@@ -274,7 +274,8 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
 
     unseen = coverage.not_seen(report)  # these have a part of their own
     is_told = bool(report.observed.endings and answer.findings and answer.findings[0].failure)
-    also: Forms = [[]]
+    is_whole_fleet = words.is_fleet(report) and not answer.findings
+    also: Forms = [*_part("also", words.also(report), 3), []] if is_whole_fleet else [[]]
     if not words.is_fleet(report):  # a fleet has a table of its own
         first = next(iter(answer.findings), None)
         others = [other.diagnosis for other in report.present if other is not first]
