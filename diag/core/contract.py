@@ -435,5 +435,6 @@ def _overridden(incident: Incident, contract: Contract) -> Incident:
         looks_like=tuple(map(look_alike_of_site, incident.looks_like)),
         escalates=of_site(incident.escalates, ESCALATES) if incident.escalates and not severity else None,
         serious=of_site(incident.serious) if incident.serious else None,
+        mild=of_site(incident.mild) if incident.mild else None,
         severity=severity or incident.severity,
     )

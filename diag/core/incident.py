@@ -287,7 +287,8 @@ class Incident(NamedTuple):
     however few: an episode began at the first of an unbroken row of them. `impact` is what users notice, `mitigate`
     what helps immediately without a restart, `operations` what an operator does for it, in this order, with the
     commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not` what makes the
-    incident worse. Where `serious`, one of `supports`, does not hold, it is an info and fires no alert.
+    incident worse. Where `serious`, one of `supports`, does not hold, it is an info; its alert has it in place of the
+    weaker symptom `mild`.
     """
 
     id: str
@@ -305,6 +306,7 @@ class Incident(NamedTuple):
     may_explain: tuple[Effect, ...] = ()
     escalates: Condition | None = None
     serious: Condition | None = None
+    mild: Condition | None = None
     window: str = "5m"
     live_window: str = "30s"
     hold: str = "1m"
@@ -331,7 +333,8 @@ class Incident(NamedTuple):
     @property
     def alerting(self) -> tuple[Condition, ...]:
         """The conditions of its alert."""
-        return (*self.conditions, *filter(None, (self.serious,)))
+        stronger = {self.mild: self.serious}
+        return tuple(stronger.get(condition) or condition for condition in self.conditions)
 
     @property
     def every_condition(self) -> tuple[Condition, ...]:
