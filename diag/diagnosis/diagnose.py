@@ -199,6 +199,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
     """Yield one diagnosis per subject: present if it held at some instant, else absent if not at the last one."""
     table = decision_table(incident, window, queries)
     instants = queries.times(window)
+    escalating = (incident.escalates,) if incident.escalates else ()
     for place, subject in enumerate(table.subjects):
         state, last = STATES[int(table.decided[place])], int(table.last[place])
         is_present = state == "present"
@@ -215,6 +216,11 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             if when is not None and when[last] > 0:
                 episodes = ((float(when[last]), episodes[-1][1]),)
         ongoing = bool(table.ongoing[place]) and not queries.is_gone(subject)
+        is_worse = any(reading.holds for reading in Readings(escalating, table, place))
+        if incident.ended and is_present and not is_worse:
+            when = queries.ask(incident.ended, incident.per, window).get(subject)
+            if when is not None and when[last] > episodes[-1][0]:
+                ongoing, episodes = False, (*episodes[:-1], (episodes[-1][0], float(when[last])))
         if ongoing:  # the last instants may leave it unknown
             episodes = (*episodes[:-1], (episodes[-1][0], instants[-1]))
         diagnosis = Diagnosis(
@@ -229,7 +235,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             instants=instants,
             symptoms=symptoms,
             supports=Readings(incident.supports, table, place),
-            escalation=Readings((incident.escalates,) if incident.escalates else (), table, place),
+            escalation=Readings(escalating, table, place),
             unanswered=tuple(signal.name for signal in missing) if refused else (),
             brief=bool(table.brief[place]),
             watched=table.watched,
@@ -244,8 +250,9 @@ def with_severity(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
         ended = queries.source.instants[-1] / 1000 - diagnosis.episodes[-1][1]
         breather = queries.live(incident.live_window).seconds + queries.source.interval
         # a condition that has just ended may hold again at the next scrape
-        if incident.outage or incident.burns or ended > breather:
-            is_recent = incident.outage and ended <= RECENT
+        lasts = incident.outage or incident.ended
+        if lasts or incident.burns or ended > breather:
+            is_recent = lasts and ended <= RECENT
             severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
     return diagnosis._replace(severity=severity, severity_alone=severity)
 

@@ -63,7 +63,7 @@ def choose_actions(finding: Finding, report: Report) -> Actions:
     return Actions(
         is_over=not finding.diagnosis.ongoing,
         advice=()
-        if is_cure or is_client or (fix and (finding.failure or finding.is_of_start) and starts)
+        if is_cure or is_client or ((now or fix) and not finding.diagnosis.ongoing) or (fix and (finding.failure or finding.is_of_start) and starts)
         else (death.incident if death else incident).mitigate,
         now=now,
         fix=fix,
