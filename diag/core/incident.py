@@ -283,7 +283,8 @@ class Incident(NamedTuple):
     of `quotes` are log lines that decide; `lints`: a wrong launch command may be the cause. `outage`: while it lasts,
     requests fail or stand still, so each episode counts, however short, and is a warning for 15 minutes after its end.
     `crash` tells a crash from a restart: without it, an episode after which another process answers is a restart.
-    `began` and `ended` are the unix times at which it began and ended, if a signal knows them: it is told for longer; `sign` is above 0 at each scrape that shows it,
+    `began` is the unix time at which it began, if a signal knows it; it is told for longer than it lasts where `ended`
+    has a value from its end on; `sign` is above 0 at each scrape that shows it,
     however few: an episode began at the first of an unbroken row of them. `impact` is what users notice, `mitigate`
     what helps immediately without a restart, `operations` what an operator does for it, in this order, with the
     commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not` what makes the
