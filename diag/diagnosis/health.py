@@ -190,8 +190,9 @@ def _gaps(queries: QueryCache) -> Iterable[NotSeen]:
     starts, loads = (queries.ask(each, INSTANCE, window, instants) for each in (START_TIME, LAST_IN_FLIGHT))
     for subject in queries.subjects(INSTANCE):
         row, load = starts.of(subject), loads.of(subject)
-        answered = [] if row is None or load is None else np.flatnonzero(~np.isnan(row)).tolist()
-        for last, first in pairwise(answered):
+        if row is None or load is None:
+            continue
+        for last, first in pairwise(np.flatnonzero(~np.isnan(row)).tolist()):
             gap = instants[first] - instants[last]
             is_recent = gap > 300_000 and instants[first] >= instants[-1] - RECENT * 1000
             if is_recent and row[first] > row[last] + 1 and (load[last] > 0 or gap > queries.span * 500):

@@ -1,6 +1,7 @@
 """A scheduler that admits nobody is told from an engine that hangs, and advised without a restart."""
 
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -106,9 +107,8 @@ def test_a_leak_begins_with_the_full_cache_not_with_the_last_token(tmp_path: Pat
             "vllm:kv_cache_usage_perc{": 1.0 if t >= full else 0.8,
             "vllm:generation_tokens_total{": 5000 + 50 * min(t, 300),
         }
-        for series, value in values.items():
-            text = rewriting.with_value(text, series, f"{value}")
-        pages.append((scrapes[0][0] + t, host, text))
+        changed = reduce(lambda page, pair: rewriting.with_value(page, pair[0], f"{pair[1]}"), values.items(), text)
+        pages.append((scrapes[0][0] + t, host, changed))
     since = found(
         doctor.run(ObserveOptions([str(rewriting.write(tmp_path, pages))])), "admission_deadlock"
     ).diagnosis.since
