@@ -90,9 +90,8 @@ def read(path: Path, launch: str = "", shown: str = "") -> Observation:
     for name, log in gathered.logs.items():
         complete, began = log.state.completes(facts[name]), gathered.targets[name].scrapes[0].at / 1000
         if complete.version and log.releases and log.releases[-1][0] > began:  # it was upgraded meanwhile
-            releases = [(at, name) for at, name in log.releases if at > began]
-            before = next((name for at, name in reversed(log.releases) if at <= began), complete.version)
-            complete = complete._replace(version=releases[-1][1], releases=((0.0, before), *releases))
+            first = complete.version if log.releases[0][0] > began else log.releases[0][1]
+            complete = complete._replace(version=log.releases[-1][1], releases=((0.0, first), *log.releases))
         facts[name] = complete
     return observation(origin, list(gathered.targets.values()), facts)
 
