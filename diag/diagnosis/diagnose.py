@@ -219,9 +219,11 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
         is_worse = any(reading.holds for reading in Readings(escalating, table, place))
         if incident.ended and is_present and not is_worse:
             row, began = queries.ask(incident.ended, incident.per, window).get(subject), episodes[-1][0]
-            lacks = [at for at in range(last + 1) if row is None or np.isnan(row[at]) or instants[at] <= (began or 0)]
-            if last not in lacks:  # the unbroken row of values that goes on
-                ongoing, episodes = False, (*episodes[:-1], (began, instants[max(lacks, default=-1) + 1]))
+            if row is not None and not np.isnan(row[last]):  # the first value after a gap, if there was one
+                later = [at for at in range(last + 1) if instants[at] > (began or 0)]
+                gap = next((at for at in later if np.isnan(row[at])), 0)
+                back = next((at for at in later if at >= gap and not np.isnan(row[at])), last)
+                ongoing, episodes = False, (*episodes[:-1], (began, instants[back]))
         if ongoing:  # the last instants may leave it unknown
             episodes = (*episodes[:-1], (episodes[-1][0], instants[-1]))
         diagnosis = Diagnosis(
