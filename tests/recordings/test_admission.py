@@ -96,7 +96,7 @@ def test_a_cache_that_is_full_although_nothing_runs_is_freed_by_a_restart_alone(
 
 @pytest.mark.parametrize("full", [200, 300])
 def test_a_leak_begins_with_the_full_cache_not_with_the_last_token(tmp_path: Path, full: int) -> None:
-    """From 300 s on nothing runs; the two requests before that get fewer and fewer blocks, and others wait."""
+    """Two requests run until 300 s, with fewer and fewer blocks; then none does, and others wait."""
     scrapes = list(rewriting.scrapes("idle"))
     pages = []
     for at, host, text in scrapes:
