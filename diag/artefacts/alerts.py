@@ -71,7 +71,7 @@ class AlertCase:
     def conditions(self) -> Iterator[tuple[str, Condition]]:
         """Yield each window and a condition over it; the condition whose value is shown comes first."""
         for window in self.windows:
-            for condition in dict.fromkeys((self.first, *self.incident.conditions)):
+            for condition in dict.fromkeys((self.first, *self.incident.alerting)):
                 yield window, condition
 
 

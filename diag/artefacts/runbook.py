@@ -172,8 +172,10 @@ def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> dict[
     else:
         report = f"begins with `{incident.severity.upper()}  {incident.id}   {subject}`"
         report += f" (exit status {EXIT_STATUS[incident.severity]}"
+        report += f"; listed as an info unless {claim(incident.serious, contract)}" if incident.serious else ""
         report += f"; `CRITICAL` when {claim(incident.escalates, contract)})" if incident.escalates else ")"
-    recorded = (formula(symptom.signal, incident.per, incident.windows[0], contract) for symptom in incident.symptoms)
+    shown = incident.alerting[: len(incident.symptoms)]
+    recorded = (formula(symptom.signal, incident.per, incident.windows[0], contract) for symptom in shown)
     names = [*dict.fromkeys(rules.series[series.name] for series in recorded)]
     server = ",".join(f'{label}="<{label}>"' for label in contract.site.labels)
     selector = f'{{__name__=~"{"|".join(names)}",{server}}}' if names[1:] else f"{names[0]}{{{server}}}"

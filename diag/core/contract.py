@@ -434,5 +434,7 @@ def _overridden(incident: Incident, contract: Contract) -> Incident:
         supports=tuple(map(of_site, incident.supports)),
         looks_like=tuple(map(look_alike_of_site, incident.looks_like)),
         escalates=of_site(incident.escalates, ESCALATES) if incident.escalates and not severity else None,
+        serious=of_site(incident.serious) if incident.serious else None,
+        mild=of_site(incident.mild) if incident.mild else None,
         severity=severity or incident.severity,
     )

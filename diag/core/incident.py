@@ -283,11 +283,13 @@ class Incident(NamedTuple):
     of `quotes` are log lines that decide; `lints`: a wrong launch command may be the cause. `outage`: while it lasts,
     requests fail or stand still, so each episode counts, however short, and is a warning for 15 minutes after its end.
     `crash` tells a crash from a restart: without it, an episode after which another process answers is a restart.
-    `began` is the unix time at which it began, if a signal knows it; `sign` is above 0 at each scrape that shows it,
+    `began` is the unix time at which it began, if a signal knows it; it is told for longer than it lasts where `ended`
+    has a value from its end on; `sign` is above 0 at each scrape that shows it,
     however few: an episode began at the first of an unbroken row of them. `impact` is what users notice, `mitigate`
     what helps immediately without a restart, `operations` what an operator does for it, in this order, with the
     commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not` what makes the
-    incident worse.
+    incident worse. Where `serious`, one of `supports`, does not hold, it is an info; its alert has it in place of the
+    weaker symptom `mild`.
     """
 
     id: str
@@ -304,6 +306,8 @@ class Incident(NamedTuple):
     explains: tuple[str, ...] = ()
     may_explain: tuple[Effect, ...] = ()
     escalates: Condition | None = None
+    serious: Condition | None = None
+    mild: Condition | None = None
     window: str = "5m"
     live_window: str = "30s"
     hold: str = "1m"
@@ -316,6 +320,7 @@ class Incident(NamedTuple):
     outage: bool = False
     crash: Condition | None = None
     began: Signal | None = None
+    ended: Signal | None = None
     sign: Signal | None = None
     mitigate: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()
@@ -326,6 +331,12 @@ class Incident(NamedTuple):
     def conditions(self) -> tuple[Condition, ...]:
         """All conditions that must hold, in the order in which they are reported."""
         return self.symptoms + tuple(look.requires for look in self.looks_like if look.requires)
+
+    @property
+    def alerting(self) -> tuple[Condition, ...]:
+        """The conditions of its alert."""
+        stronger = {self.mild: self.serious}
+        return tuple(stronger.get(condition) or condition for condition in self.conditions)
 
     @property
     def every_condition(self) -> tuple[Condition, ...]:

@@ -91,7 +91,11 @@ class Diagnosis(NamedTuple):
     @property
     def full_severity(self) -> Severity:
         """The severity while it goes on."""
-        return "critical" if any(reading.holds for reading in self.escalation) else self.incident.severity
+        if any(reading.holds for reading in self.escalation):
+            return "critical"
+        serious = self.incident.serious
+        is_mild = serious and not any(reading.holds for reading in self.supports if reading.condition == serious)
+        return "info" if is_mild else self.incident.severity
 
     @property
     def watched_since(self) -> float:
@@ -195,6 +199,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
     """Yield one diagnosis per subject: present if it held at some instant, else absent if not at the last one."""
     table = decision_table(incident, window, queries)
     instants = queries.times(window)
+    escalating = (incident.escalates,) if incident.escalates else ()
     for place, subject in enumerate(table.subjects):
         state, last = STATES[int(table.decided[place])], int(table.last[place])
         is_present = state == "present"
@@ -211,6 +216,14 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             if when is not None and when[last] > 0:
                 episodes = ((float(when[last]), episodes[-1][1]),)
         ongoing = bool(table.ongoing[place]) and not queries.is_gone(subject)
+        is_worse = any(reading.holds for reading in Readings(escalating, table, place))
+        if incident.ended and is_present and not is_worse:
+            row, began = queries.ask(incident.ended, incident.per, window).get(subject), episodes[-1][0]
+            if row is not None and not np.isnan(row[last]):  # the first value after a gap, if there was one
+                later = [at for at in range(last + 1) if instants[at] > (began or 0)]
+                gap = next((at for at in later if np.isnan(row[at])), 0)
+                back = next((at for at in later if at >= gap and not np.isnan(row[at])), last)
+                ongoing, episodes = False, (*episodes[:-1], (began, instants[back]))
         if ongoing:  # the last instants may leave it unknown
             episodes = (*episodes[:-1], (episodes[-1][0], instants[-1]))
         diagnosis = Diagnosis(
@@ -225,7 +238,7 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
             instants=instants,
             symptoms=symptoms,
             supports=Readings(incident.supports, table, place),
-            escalation=Readings((incident.escalates,) if incident.escalates else (), table, place),
+            escalation=Readings(escalating, table, place),
             unanswered=tuple(signal.name for signal in missing) if refused else (),
             brief=bool(table.brief[place]),
             watched=table.watched,
@@ -240,8 +253,9 @@ def with_severity(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
         ended = queries.source.instants[-1] / 1000 - diagnosis.episodes[-1][1]
         breather = queries.live(incident.live_window).seconds + queries.source.interval
         # a condition that has just ended may hold again at the next scrape
-        if incident.outage or incident.burns or ended > breather:
-            is_recent = incident.outage and ended <= RECENT
+        lasts = incident.outage or incident.ended
+        if lasts or incident.burns or ended > breather:
+            is_recent = lasts and ended <= RECENT
             severity = min(severity, "warning" if is_recent else "info", key=RANK.__getitem__)
     return diagnosis._replace(severity=severity, severity_alone=severity)
 
@@ -395,7 +409,8 @@ def _explain(diagnoses: list[Diagnosis]) -> Iterator[Diagnosis]:
     lasting = set()
     for effect in diagnoses:
         if cause := best.get(id(effect)):
-            worst = effect.severity_alone if effect.incident.id not in cause.incident.explains else "info"
+            mild = cause.ongoing and cause.severity_alone == "info"  # what it brings about shows its impact
+            worst = effect.severity_alone if mild or effect.incident.id not in cause.incident.explains else "info"
             is_over = not (effect.ongoing or cause.ongoing)  # the SLO was violated a few minutes ago
             if effect.incident.burns and is_over and effect.instants[-1] - effect.episodes[-1][1] <= RECENT:
                 worst = "warning"

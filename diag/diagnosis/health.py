@@ -6,6 +6,7 @@ symptoms all hold is a suspect. If users are affected as well, it is reported; o
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -104,6 +105,7 @@ def health(
     ]
     missing += _unshown_engines(progress, queries, lately)
     missing += _breaks(diagnoses, queries, has_log="log" not in not_measured)
+    missing += () if "log" not in not_measured else _gaps(queries)
     for part, condition, wanted in CONTRADICTED:
         rows, limit = queries.ask(condition.signal, INSTANCE, lately), queries.contract.limit(condition.limit)
         for engine in progress:
@@ -179,6 +181,25 @@ def _breaks(diagnoses: Sequence[Diagnosis], queries: QueryCache, *, has_log: boo
                 requests = plural(round(last[-1]), "request")
                 lacks = f"the log of the restart at {clock(started)}, before which up to {requests} were in flight"
                 yield NotSeen("requests before a restart", lacks, diagnosis.server)
+
+
+def _gaps(queries: QueryCache) -> Iterable[NotSeen]:
+    """Yield the gaps without pages, longer than any window, behind which another process answers lately: its
+    predecessor had requests in flight on its last page, or most of the time is missing."""
+    instants, window = queries.source.instants, queries.live("5m")
+    starts, loads = (queries.ask(each, INSTANCE, window, instants) for each in (START_TIME, LAST_IN_FLIGHT))
+    for subject in queries.subjects(INSTANCE):
+        row, load = starts.of(subject), loads.of(subject)
+        if row is None or load is None:
+            continue
+        for last, first in pairwise(np.flatnonzero(~np.isnan(row)).tolist()):
+            gap = instants[first] - instants[last]
+            is_recent = gap > 300_000 and instants[first] >= instants[-1] - RECENT * 1000
+            if is_recent and row[first] > row[last] + 1 and (load[last] > 0 or gap > queries.span * 500):
+                span = clock.span(instants[last] / 1000, instants[first] / 1000)
+                requests = plural(round(np.nan_to_num(load[last])), "request")
+                lacks = f"pages of {span}: another process answers then, and {requests} were in flight before"
+                yield NotSeen("requests before a restart", lacks, instance_name(subject))
 
 
 def _lacks_only(families: Sequence[re.Pattern[str]], signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> bool:

@@ -88,10 +88,12 @@ def _check_alone(incident: Incident, file: Path) -> None:
         reason = "a critical alert with a `hold` of 0s needs the reason as `immediate`, and no other alert has one"
         raise Mistake(reason, word="hold")
     _check_conditions(incident.every_condition, incident)
-    for signal in filter(None, (incident.began, incident.sign)):
+    for signal in filter(None, (incident.began, incident.ended, incident.sign)):
         _check_signal(signal, incident)
     if incident.ended_by and incident.ended_by not in (symptom.signal for symptom in incident.symptoms):
         raise Mistake("`ended_by` must be the signal of one of the incident's symptoms", word="ended_by")
+    if incident.serious and not (incident.serious in incident.supports and incident.mild in incident.symptoms):
+        raise Mistake("`serious` must be one of the supports, in place of `mild`, one of the symptoms", word="serious")
     for look in incident.looks_like:
         if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
             reason = f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports"

@@ -278,7 +278,7 @@ def _longest_range(promql: str) -> float:
 
 def _signals(incident: Incident, contract: Contract) -> Iterator[Formula]:
     """Yield the formulas of the signals that the alerts of an incident compare, and that dashboards draw."""
-    asked = [(window, condition) for window in incident.windows for condition in incident.conditions]
+    asked = [(window, condition) for window in incident.windows for condition in incident.alerting]
     asked += [(incident.window, condition) for rising in incident.rising for condition in rising.conditions]
     asked += [(incident.window, incident.escalates)] if incident.escalates else []
     yield from (formula(condition.signal, incident.per, window, contract) for window, condition in asked)

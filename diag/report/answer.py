@@ -55,15 +55,16 @@ def choose_actions(finding: Finding, report: Report) -> Actions:
     complete = [proposal for proposal in finding.proposals if not proposal.needs]
     safest = list(takewhile(lambda fix: not fix.restart, incident.fixes))
     now = next((p for p in complete if p.fix in safest and (p.computed or p.fix.command)), None)
+    is_over, is_of_start = not finding.diagnosis.ongoing, finding.failure or finding.is_of_start
     starts = incident.lints or finding.is_of_start  # a start that failed serves nobody: its cure comes first
     is_cure = now is not None and (now.computed or now.fix.while_it_lasts)
     is_client = finding.failure is not None and not finding.failure.needs_restart  # the server is well
     rest = [proposal for proposal in (*complete, *finding.proposals) if proposal is not now]
     fix = launchable(finding.proposals) or next(iter(rest), None)
     return Actions(
-        is_over=not finding.diagnosis.ongoing,
+        is_over=is_over,
         advice=()
-        if is_cure or is_client or (fix and (finding.failure or finding.is_of_start) and starts)
+        if is_cure or is_client or (is_over and (now or fix)) or (fix and is_of_start and starts)
         else (death.incident if death else incident).mitigate,
         now=now,
         fix=fix,

@@ -18,6 +18,7 @@ from diag.report.answer import (
     Actions,
     ReportAnswer,
     answers,
+    choose_actions,
     count_verdicts,
     evidence_rows,
     fleet_rows,
@@ -117,6 +118,7 @@ def _parts(report: Report) -> dict[str, Forms]:
             "unseen": _part("not_shown", unseen, 3),
             "why": _part("progress", words.not_busy(report), 3),
             "server": _part("server", words.folded(coverage.servers(report), 2), 3),
+            "next time": _part("next_time", _next_time(report), 2),
             "slo": _part("slo", [words.slo_missing(report)], 1),
             "normal": _normal_part(report),
         }
@@ -274,12 +276,13 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
 
     unseen = coverage.not_seen(report)  # these have a part of their own
     is_told = bool(report.observed.endings and answer.findings and answer.findings[0].failure)
-    also: Forms = [[]]
+    is_whole_fleet = words.is_fleet(report) and not answer.findings
+    also: Forms = [*_part("also", words.also(report), 3), []] if is_whole_fleet else [[]]
     if not words.is_fleet(report):  # a fleet has a table of its own
         first = next(iter(answer.findings), None)
         others = [other.diagnosis for other in report.present if other is not first]
         rows = []
-        for diagnosis in sorted(others, key=lambda diagnosis: -RANK[diagnosis.severity]):
+        for diagnosis in sorted(others, key=lambda one: (-RANK[one.severity], -RANK[one.incident.severity])):
             # line 1 has the name of the only server
             where = words.where(diagnosis, with_server=len(report.servers) > 1)
             is_whole = diagnosis.ongoing and diagnosis.since is None  # line 1 has how long the servers were observed
@@ -301,6 +304,13 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
         "not seen": _part("not_seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
         "more": _part("more", [f"--verbose, --html report.html{runbook}"], 2),
     }
+
+
+def _next_time(report: Report) -> list[str]:
+    """Return the fix of each incident that is over."""
+    over = {finding.diagnosis.incident.id: finding for finding in report.present if not finding.diagnosis.ongoing}
+    actions = [choose_actions(over[name], report) for name in coverage.over(report)]
+    return [joined(words.action(fix)) for fix in (each.fix or each.now for each in actions) if fix]
 
 
 def _names(name: str, names: Sequence[str]) -> Forms:

@@ -44,7 +44,7 @@ def proposal_part(proposal: Proposal) -> ReportPart:
 def action_parts(actions: Actions) -> dict[str, ReportPart]:
     """Return what to do: without a restart, or the next time if the incident has ended; the fix, its command line."""
     first = label("next_time" if actions.is_over else "do_now")
-    is_alone = not actions.do_now and actions.fix and not actions.fix.changes
+    is_alone = not actions.do_now and actions.fix and (actions.is_over or not actions.fix.changes)
     return _parts(
         do_now=ReportPart(first, actions.advice, parts=[proposal_part(actions.now)] if actions.now else ()),
         fix=ReportPart(first if is_alone else label("fix"), parts=[proposal_part(actions.fix)] if actions.fix else ()),

@@ -219,7 +219,11 @@ def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConf
         yield row("diag_vllm_metrics_renamed", [one == prefix for one in prefixes], prefix=prefix)
     version, models = _version(table, facts), _models(table, facts)
     if version or models or settled.device:
-        yield row("diag_vllm_info", 1, version=version, model=models, device=settled.device)
+        begun = facts.releases or ((0.0, version),)
+        running = [[name for since, name in begun if since * 1000 <= scrape.at][-1] for scrape in table.scrapes]
+        for name in dict.fromkeys(running):
+            shown = [1.0 if name == one else promql.STALE for one in running]
+            yield row("diag_vllm_info", shown, version=name, model=models, device=settled.device)
     for flag, value in sorted(settled.numbers.items()):
         yield row("diag_vllm_config", value, flag=flag)
     for info in (labels for labels in table.labels if labels["__name__"] == "diag_gpu_info"):

@@ -186,7 +186,8 @@ class ServerFacts(NamedTuple):
 
     `root` is the model's folder or id in /v1/models; `process` is the command of the server's process, if that was
     found; `launch` is the command that the user gave; `log_whole` is True if the log has everything that was set;
-    `platform` is vLLM's own word for its hardware, rocm for example, as it logs it.
+    `platform` is vLLM's own word for its hardware, rocm for example, as it logs it; `releases` are those that ran one
+    after the other, with the unix times of their starts, if its log shows an upgrade.
     """
 
     version: str = ""
@@ -199,6 +200,7 @@ class ServerFacts(NamedTuple):
     log_whole: bool = False
     root: str = ""
     platform: str = ""
+    releases: tuple[tuple[float, str], ...] = ()
 
 
 class SourcedValue(NamedTuple):

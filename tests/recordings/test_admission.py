@@ -1,6 +1,7 @@
 """A scheduler that admits nobody is told from an engine that hangs, and advised without a restart."""
 
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.scenarios import found
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
+from diag.report.answer import choose_actions
 
 GAUGE = 'vllm:num_requests_{}{{engine="0",model_name="tiny"'
 
@@ -92,13 +94,36 @@ def test_a_cache_that_is_full_although_nothing_runs_is_freed_by_a_restart_alone(
     assert not [each for each in others if "Drop the request" in each.text or each.fix.flag.startswith("--max-model")]
 
 
+@pytest.mark.parametrize("full", [200, 300])
+def test_a_leak_begins_with_the_full_cache_not_with_the_last_token(tmp_path: Path, full: int) -> None:
+    """Two requests run until 300 s, with fewer and fewer blocks; then none does, and others wait."""
+    scrapes = list(rewriting.scrapes("idle"))
+    pages = []
+    for at, host, text in scrapes:
+        t = (at - scrapes[0][0]) * 10
+        values = {
+            GAUGE.format("running"): 2.0 * (t < 300),
+            GAUGE.format("waiting"): 3.0 * (t >= min(full, 300)),
+            "vllm:kv_cache_usage_perc{": 1.0 if t >= full else 0.8,
+            "vllm:generation_tokens_total{": 5000 + 50 * min(t, 300),
+        }
+        changed = reduce(lambda page, pair: rewriting.with_value(page, pair[0], f"{pair[1]}"), values.items(), text)
+        pages.append((scrapes[0][0] + t, host, changed))
+    since = found(
+        doctor.run(ObserveOptions([str(rewriting.write(tmp_path, pages))])), "admission_deadlock"
+    ).diagnosis.since
+    assert since is not None and abs(since - scrapes[0][0] - full) <= 30
+
+
 @pytest.mark.parametrize(("contexts", "is_proposed"), [(2, True), (40, False)])
 def test_a_prompt_is_admitted_by_its_first_chunk_only_where_few_whole_ones_fit(
     tmp_path: Path, contexts: int, is_proposed: bool
 ) -> None:
     report = still(tmp_path, waiting=3, beside=f'diag_vllm_config{{flag="kv_cache_max_concurrency"}} {contexts}\n')
-    flags = [proposal.fix.flag for proposal in found(report, "admission_deadlock").proposals]
-    assert ("--no-scheduler-reserve-full-isl" in flags) == is_proposed
+    finding = found(report, "admission_deadlock")
+    assert any("--no-scheduler-reserve-full-isl" in each.text for each in finding.proposals) == is_proposed
+    fix = choose_actions(finding, report).fix
+    assert fix is not None and "reserve-full-isl" not in fix.text + fix.name
 
 
 def asked(**calls: int) -> str:

@@ -37,6 +37,9 @@ def day(mean: float) -> Samples:
         "vllm:prompt_tokens_total": 2000.0,
         "vllm:generation_tokens_total": 1000.0,
         "vllm:request_prompt_tokens_sum": 2000.0,
+        "vllm:request_queue_time_seconds_sum": 1.0,
+        "vllm:request_prefill_time_seconds_sum": 20.0,
+        "vllm:request_inference_time_seconds_sum": 100.0,
         "vllm:spec_decode_num_draft_tokens_total": 1000.0,
         "vllm:spec_decode_num_accepted_tokens_total": 1000 * share,
         "vllm:spec_decode_num_drafts_total": 500.0,
@@ -98,7 +101,7 @@ def test_a_healthy_report_says_that_no_slo_is_set(tmp_path: Path, stated: str) -
 
 def prompts(begun: float, seconds: int, cached: Callable[[float], float]) -> Iterator[re.Scrape]:
     """A server whose prompts share so much of 2,000 tokens, by the time at which they arrive."""
-    draw, engine = random.Random(7), Engine(Limits(), begun - 3600)
+    draw, engine = random.Random(7), Engine(Limits(token=0.0002), begun - 3600)
     engine.now = at = begun
     while (at := at + draw.expovariate(2.0)) < begun + seconds:
         tokens = round(draw.gauss(2000, 300))

@@ -187,6 +187,27 @@ def test_a_sudden_wave_of_client_errors_is_a_warning(tmp_path: Path) -> None:
     assert (report.verdict, SURGE in present(report)) == ("warning", True)
 
 
+@pytest.mark.parametrize(
+    ("before", "counted", "later", "expected"),
+    [
+        (0.02, 300, 0.22, "present"),
+        (0.04, 5000, 0.3, "present"),
+        (0.12, 5000, 0.3, "absent"),
+        (0.02, 110, 0.21, "absent"),
+    ],
+    ids=["young counters", "seven-fold", "of a chronic client in bursts", "what few answers may hide"],
+)
+def test_a_wave_is_far_above_what_the_answers_before_allow(
+    tmp_path: Path, before: float, counted: int, later: float, expected: str
+) -> None:
+    def wave(t: float) -> str:
+        asked, since = counted + 5 * min(t, 30), 5 * max(0, t - 30)
+        refused = round(before * asked + later * since)
+        return answers("2xx", asked + since - refused) + answers("4xx", refused)
+
+    assert state(judged(tmp_path, wave), SURGE) == expected
+
+
 def test_errors_of_an_engine_that_does_not_move_are_no_kind_of_request(tmp_path: Path) -> None:
     """The engine is dead behind a page that lives: no request succeeds, and the first step is not to repeat one."""
     end = next(each.diagnosis.until for each in judged(tmp_path, lambda _: "", "engine_stalled").present)

@@ -134,6 +134,14 @@ def test_gpu_memory_of_other_processes_is_named_with_them(tmp_path: Path) -> Non
     assert found(report, "gpu_memory_contended").diagnosis.culprits == ("pid 7",)
 
 
+@pytest.mark.parametrize(("free", "severity"), [(0.5, "warning"), (3, "info"), (9, "")])
+def test_a_process_that_takes_most_of_what_was_left_is_an_info(tmp_path: Path, free: float, severity: str) -> None:
+    """3 of 80 GiB are left: both go on, and neither has room for a peak."""
+    report = on_a_gpu(tmp_path, "", gpu(**{**TENANT, "memory_free_bytes": free * scenarios.GIB}), share=0.8)
+    told = [each.diagnosis for each in report.present if each.diagnosis.incident.id == "gpu_memory_contended"]
+    assert [(each.severity, each.culprits) for each in told] == [(severity, ("pid 7",))] * bool(severity)
+
+
 @pytest.mark.parametrize(
     ("harmless", "found"),
     [

@@ -20,6 +20,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.knowledge.formulas import formula
 from diag.promql import Block, Samples, evaluate
+from diag.report import terminal
 from diag.signals import load_of_peers, sign_of_imbalance
 
 ID = "replicas_unbalanced"
@@ -194,15 +195,17 @@ def test_deferred_requests_are_no_load_to_balance(tmp_path: Path) -> None:
     assert named(judged(tmp_path, re.side_by_side(transfers, server(EVEN), server(EVEN)))) == []
 
 
-def fleet(*kinds: Limits, rate: float = 2.5, prompts: tuple[int, ...] = ()) -> list[re.Scrape]:
-    """Engines of one model that all get requests at the same rate, scraped every 5 s for 6 min."""
+def fleet(
+    *kinds: Limits, rate: float = 2.5, prompts: tuple[int, ...] = (), rates: tuple[float, ...] = ()
+) -> list[re.Scrape]:
+    """Engines of one model that get requests at the same rate, or at `rates`, scraped every 5 s for 6 min."""
     begun = 1_795_000_000.0
 
     def pages(number: int, limits: Limits) -> Iterable[re.Scrape]:
         draw, engine = random.Random(number), Engine(limits, begun - 3600)
         engine.now = at = begun
         prompt = prompts[number] if prompts else 300
-        while (at := at + draw.expovariate(rate)) < begun + 360:
+        while (at := at + draw.expovariate(rates[number] if rates else rate)) < begun + 360:
             engine.send(Request(at, prompt, 1 if limits.connector == "kv_producer" else draw.randint(60, 140)))
         for time in range(5, 360, 5):
             engine.run(begun + time)
@@ -235,6 +238,25 @@ def test_a_slow_replica_is_told_before_requests_wait(
         proposal.text for each in report.present if each.diagnosis.incident.id == ID for proposal in each.proposals
     ]
     assert [text.startswith("Find why this replica is slower") for text in texts] == [True] * len(names)
+
+
+@pytest.mark.parametrize(
+    ("each", "rates", "names"),
+    [
+        (0.0005, (8, 8, 1, 1, 1, 1), ["r0:8000", "r1:8000"]),
+        (0.00015, (8, 8, 1, 1, 1, 1), []),  # its tokens come as soon as those of its peers
+        (0.0005, (5, 5, 2.5, 3, 2, 2), []),  # sessions that stay with their replica
+        (0.0005, (1, 0.1, 0.1, 0.1), []),  # a small fleet at night
+    ],
+    ids=["two carry all", "their ITL is alike", "affinity", "low load"],
+)
+def test_replicas_that_carry_nearly_all_are_an_info_while_nobody_waits(
+    tmp_path: Path, each: float, rates: tuple[float, ...], names: list[str]
+) -> None:
+    report = judged(tmp_path, fleet(*[Limits(each=each)] * len(rates), rates=rates))
+    assert (report.verdict, named(report)) == ("healthy", names)
+    assert {one.severity for one in found(report) if one.state == "present"} <= {"info"}
+    assert (ID in terminal.render(report)) is bool(names)
 
 
 def test_a_decode_server_is_no_peer_of_a_prefill_server(tmp_path: Path) -> None:

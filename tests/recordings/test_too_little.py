@@ -143,3 +143,24 @@ def test_an_engine_that_is_idle_half_of_the_time_is_not_saturated(
     empty = re.sub(gauges, r"\1 0", first, flags=re.MULTILINE)
     before = [(start - 2 * at, host, empty) for at in range(idle, 0, -1)]
     assert of(judged(tmp_path, [*before, (start, host, first), *rest]), "queue_saturation").state == state
+
+
+@pytest.mark.parametrize(
+    ("hours", "restarted", "running", "verdict"),
+    [(0.8, True, 5, "no_incident"), (0.8, False, 5, "healthy"), (0.05, True, 0, "healthy")],
+    ids=["another process behind it", "the same process", "a short one, and nothing in flight"],
+)
+def test_a_gap_in_which_a_process_ended_unseen_is_no_health(
+    tmp_path: Path, hours: float, restarted: bool, running: int, verdict: str
+) -> None:
+    pages = list(rewriting.thinned(rewriting.scrapes("healthy"), 5))
+    half, start = len(pages) // 2, pages[0][0]
+    shown = []
+    for place, (at, host, page) in enumerate(pages):
+        is_later = place >= half
+        begun = start + 3600 * hours - 60 if is_later and restarted else start - 7200
+        moved = rewriting.with_value(page, "process_start_time_seconds", f"{begun}")
+        if place == half - 1:
+            moved = rewriting.with_value(moved, "vllm:num_requests_running{", f"{running}")
+        shown.append((at + 3600 * hours * is_later, host, moved))
+    assert judged(tmp_path, shown).verdict == verdict

@@ -1,5 +1,7 @@
 """A release is called slower where the same load shows it; where the load explains it, or may, nobody is blamed."""
 
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from support.sampling import some
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.diagnose import Diagnosis
+from diag.report import terminal
 
 SLOWER: dict[str, dict[str, float]] = {
     "as fast": {"slower": 1.0},
@@ -58,3 +61,26 @@ def test_an_upgrade_without_a_time_before_it_to_compare_is_unknown(tmp_path: Pat
 def test_a_restart_of_the_same_release_is_no_upgrade(tmp_path: Path) -> None:
     pages = [(at, host, page.replace("0.31.0", "0.32.0")) for at, host, page in upgrades.scrapes(1.6)]
     assert judged(tmp_path, pages).state == "absent"
+
+
+@pytest.mark.parametrize(("after", "state"), [("0.32.0", "present"), ("0.31.0", "absent")])
+def test_the_starts_in_a_log_name_the_releases(tmp_path: Path, after: str, state: str) -> None:
+    """The pages name none, and recording.toml the one that ran when it was written."""
+    begun = {upgrades.START - 60: "0.31.0", upgrades.START + upgrades.EVERY * upgrades.UPGRADE: after}
+    named = re.compile(r"diag_vllm_info[^\n]*\n")
+    pages = [(at, host, named.sub("", page)) for at, host, page in upgrades.scrapes(1.6)]
+    lines = [
+        f"(APIServer pid=7) INFO {datetime.fromtimestamp(at, UTC):%m-%d %H:%M:%S} {text}"
+        for at, name in begun.items()
+        for text in (
+            f"[api_server.py:1977] vLLM API server version {name}",
+            "[api_server.py:1346] Starting vLLM server on :8000",
+        )
+    ]
+    lines.insert(2, "INFO:     Finished server process [7]")
+    folder = rewriting.write(tmp_path, pages)
+    (folder / "server.log").write_text("\n".join(lines) + "\n")
+    (folder / "recording.toml").write_text('vllm = "0.31.0"\nscrape_interval_seconds = 60.0\n')
+    report = doctor.run(ObserveOptions([str(folder)]))
+    found = next(each.diagnosis for each in report.findings if each.diagnosis.incident.id == "version_regression")
+    assert (found.state, f"vLLM {after}" in terminal.render(report)) == (state, True)

@@ -57,8 +57,8 @@ SIGNS_OF_HARM = {
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
 """Refused or failed answers in the window, and answers before it, below which a habit may look like a change."""
-SURGE, MANY_REFUSED = 10, 0.2
-"""A wave of errors: how many times the share before; the share of client errors."""
+SURGE, WAVE, MANY_REFUSED = 10, 3, 0.2
+"""How many times the share before errors and client errors are when they surge; the share of client errors then."""
 LONG_ROW, ROWS_BEFORE = 30, 3
 """Requests refused one after the other in the log, and how often as long as any such row before, whatever the time."""
 LOGGED = "diag_vllm_log_answers_total"

@@ -25,8 +25,8 @@ WAITS = f"time_of_{SHM_BROADCAST_WAIT}"
 FEWEST_BALANCES = 3
 DECODES = 0.9
 """Share of all prompt tokens from a KV connector above which a server decodes: the prefill server computed them."""
-MUCH_SLOWER = 3
-"""How many times the peers' mean time per token: a larger batch alone costs less (judged)."""
+MUCH_SLOWER, LATER, FEWEST_TOKENS = 3, 1.5, 100
+"""How many times the peers' mean time per token: a larger batch alone costs less than the first; of so many tokens."""
 SPIN_OF_WORK, SPIN_OF_LIMIT = 0.6, 0.4
 """Shares of power below which a busy GPU busy-waits."""
 
@@ -60,7 +60,7 @@ PARTS, SIGNALS = declared(
     log_waits_for_a_rank: bool = {lately(WAITS, 120)} * (${WAITS} >= bool $last_startup_progress or 1 + 0 * ${WAITS})
     """,
     *map(_usual, ("load_of_model", "load_at_scrape", "waiting_of_model", "output_tokens_of_model")),
-    *map(_usual, ("prompt_tokens_of_model", "kv_cache_of_model")),
+    *map(_usual, ("prompt_tokens_of_model", "kv_cache_of_model", "itl_of_model")),
 )
 
 

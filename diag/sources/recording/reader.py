@@ -87,7 +87,12 @@ def read(path: Path, launch: str = "", shown: str = "") -> Observation:
         notes=(*_texts(about.get("remarks", []), file), *gathered.notes()),
     )
     facts = {instance: _server_facts(about, instance, launch, file) for instance in gathered.targets}
-    facts |= {name: log.state.completes(facts[name]) for name, log in gathered.logs.items()}
+    for name, log in gathered.logs.items():
+        complete, began = log.state.completes(facts[name]), gathered.targets[name].scrapes[0].at / 1000
+        if complete.version and log.releases and log.releases[-1][0] > began:  # it was upgraded meanwhile
+            first = complete.version if log.releases[0][0] > began else log.releases[0][1]
+            complete = complete._replace(version=log.releases[-1][1], releases=((0.0, first), *log.releases))
+        facts[name] = complete
     return observation(origin, list(gathered.targets.values()), facts)
 
 
@@ -163,6 +168,7 @@ class RecordedLog:
         from diag.log.server_log import ServerLog
 
         self.state = ServerLog(zone, shown)
+        self.releases: list[tuple[float, str]] = []
         self._begun = False
         self._rest = deque(read_timed_lines(file, zone, first, first + span))
         guesses = sum(line.is_guess for line in self._rest)
@@ -185,6 +191,9 @@ class RecordedLog:
             entry = self._rest.popleft()
             self.state.feed(entry.text, entry.at, live=False, number=entry.number)
         self.state.page(measured, live=False)
+        release = self.state.config.version
+        if release and (not self.releases or self.releases[-1][1] != release):
+            self.releases.append((at, release))
         return list(labelled(self.state.samples(at))) if self.state.latest is not None else ()
 
 
