@@ -398,9 +398,10 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
     tail = ending.context.nearby.rstrip().rpartition("\n")[2]
     if ending.state == "serving" and WORDS.crash.match(tail):
         return NotJudged(REASONS["log_shows"]["crash"].format(line=around(hidden(tail), WORDS.crash)), subject)
-    if ending.state == "serving" and 2 * ending.failed >= max(ending.answered, 1):
-        why = REASONS["log_shows"]["few_failed"].format(
-            failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}"
+    few_failed = 2 * ending.failed >= max(ending.answered, 1)
+    if ending.state == "serving" and (few_failed or ending.not_done):
+        why = REASONS["log_shows"]["few_failed" if few_failed else "not_done"].format(
+            failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}", route=ending.not_done
         )
         told = _of_request(line, ending, "") if line else None
         return NotJudged(why, subject, told._replace(seen=_failed_request(line)) if line and told else None)

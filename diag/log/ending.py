@@ -69,6 +69,7 @@ class EndJudge:
             answered=len(latest),
             refused=latest.count("4xx"),
             succeeded=self._states.answers.succeeded != 0,
+            not_done=next(reversed(self._states.answers.not_done), ""),
             load=load.words(self._at),
             is_still=state == "serving" and load.is_still,
             waits=run.rank_waits if state in ("serving", "lost") else "",

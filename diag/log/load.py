@@ -26,7 +26,7 @@ from diag.core.metric_prefix import FINISHED, GENERATED, PROMPTED, RUNNING, WAIT
 from diag.exposition.scrapes import Reading
 from diag.log.parse_line import AnsweredRequest
 from diag.log.trackers import quote
-from diag.vllm.routes import asks_for_inference, is_served
+from diag.vllm.routes import MANAGING, asks_for_inference, is_served
 
 SINGLE = ("400", "401", "403", "404", "413", "422")
 """Statuses with causes of their own; all others are counted by their class."""
@@ -54,6 +54,8 @@ class AnswerCounts:
         """Refused requests for inference since the last one that succeeded, and the most of them before that one."""
         self.latest: deque[str] = deque(maxlen=LATEST)
         """Classes of the last answers to requests for inference."""
+        self.not_done: dict[str, None] = {}
+        """Routes that change the server and whose last answer was an HTTP 5xx."""
         self._names: dict[tuple[str, str], float] = {}
         """Unix time of the last refused request by the kind and the name of what it asked for."""
 
@@ -67,6 +69,7 @@ class AnswerCounts:
         self._by_status = dict.fromkeys(STATUSES, 0)
         self._row = self._longest = 0
         self.latest.clear()
+        self.not_done.clear()
 
     def count(self, request: AnsweredRequest, at: float, is_doubted: bool = False) -> None:
         """Count the answer to a request; one that may be a client's text counts only if it accuses.
@@ -82,6 +85,9 @@ class AnswerCounts:
         self.by_route[route, of_class] += 1
         if len(self.by_route) > MOST_ROUTES:
             self.by_route.clear()
+        if MANAGING.fullmatch(route):
+            self.not_done.pop(route, None)
+            self.not_done |= {route: None} if of_class == "5xx" else {}
         if not asks_for_inference(request.method, route):
             return
         self.latest.append(of_class)

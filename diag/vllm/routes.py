@@ -11,6 +11,10 @@ GENERATING_ROUTES = "|".join(
 """Routes whose requests generate tokens; /v1/realtime is a websocket, which is not counted."""
 POOLING_ROUTES = "/v1/embeddings|/v1/decisions|/v2/embed|/pooling|/classify|(/v1|)/score|(/v1|/v2|)/rerank"
 """Routes of embedding, scoring and classifying models; one answer may be many requests of the engine."""
+MANAGING = re.compile(
+    "/(wake_up|sleep|collective_rpc|pause|resume|update_weights|scale_elastic_ep|v1/(un)?load_lora_adapter)"
+)
+"""Routes at which an operator changes the server."""
 _SERVED = re.compile(f"{GENERATING_ROUTES}|{POOLING_ROUTES}")
 _MEANT = re.compile(
     r"(?:/[^/]{1,60}){0,4}/(?:(?:chat/)?completions|responses|messages|embeddings|embed|pooling|classify|score|rerank"

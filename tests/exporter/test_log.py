@@ -96,7 +96,7 @@ def told(*lines: str, now: float = NOW, read_at: float = NOW, live: bool = False
 
 def replayed(path: Path) -> tuple[ServerLog, Told]:
     state, known = ServerLog(UTC), read_timed_lines(path, UTC, NOW)
-    for moment, line, number in known:
+    for moment, line, number, _ in known:
         state.feed(line, moment, number=number)
     return state, Told(state, known[-1][0])
 
@@ -291,11 +291,11 @@ def test_a_recording_can_be_fed_up_to_any_moment() -> None:
     known = read_timed_lines(RECORDINGS / "tp2_long_stall/server.log", UTC, NOW)
     state = ServerLog(UTC)
     stall = at("02:30:22")
-    for moment, line, _ in known:
+    for moment, line, *_ in known:
         if moment < stall:
             state.feed(line, moment)
     assert (Told(state, stall).phase, Told(state, stall).events) == ("ready", {})
-    for moment, line, _ in known:
+    for moment, line, *_ in known:
         if moment == stall:
             state.feed(line, moment)
     assert Told(state, stall).all("diag_vllm_log_event_last_timestamp_seconds")["shm_broadcast_wait"] == stall

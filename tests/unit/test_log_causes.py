@@ -367,6 +367,19 @@ def test_a_log_whose_last_answers_failed_is_no_all_clear(tmp_path: Path, answers
     assert text.startswith(verdict)
 
 
+@each_row("calls, verdict", [(["/wake_up 500", "/is_sleeping 200"], "CANNOT TELL"), (["/wake_up 500", "/wake_up 200"], "NO FAILURE FOUND"), (["/start_profile 500"], "NO FAILURE FOUND")])  # fmt: skip
+def test_a_call_that_should_change_the_server_and_failed_is_no_all_clear(
+    tmp_path: Path, calls: list[str], verdict: str
+) -> None:
+    pairs = (call.split() for call in calls)
+    lines = (
+        SERVED.replace('/v1/chat/completions HTTP/1.1" 200', f'{route} HTTP/1.1" {status}') for route, status in pairs
+    )
+    text = told(tmp_path, [*SERVES, SERVED, *lines])
+    assert text.startswith(verdict)
+    assert ("the last call of /wake_up ended with HTTP 5xx" in " ".join(text.split())) == (verdict == "CANNOT TELL")
+
+
 @each_row("later, ends", [(2, "with a server at work, behind the failed start"), (1, "with a failed start")])
 def test_a_server_that_works_behind_the_failed_start_of_another_one_is_told(
     tmp_path: Path, later: int, ends: str
