@@ -186,19 +186,19 @@ def _breaks(diagnoses: Sequence[Diagnosis], queries: QueryCache, *, has_log: boo
 def _gaps(queries: QueryCache) -> Iterable[NotSeen]:
     """Yield the gaps without pages, longer than any window, behind which another process answers lately: its
     predecessor had requests in flight on its last page, or most of the time is missing."""
-    instants, window = queries.source.instants, queries.live("5m")
-    starts, loads = (queries.ask(each, INSTANCE, window, instants) for each in (START_TIME, LAST_IN_FLIGHT))
+    instants = queries.source.instants
+    starts = queries.ask(START_TIME, INSTANCE, queries.live("5m"), instants)
+    loads = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.holding(queries.source.interval), instants)
     for subject in queries.subjects(INSTANCE):
-        row, load = starts.of(subject), loads.of(subject)
-        if row is None or load is None:
-            continue
-        for last, first in pairwise(np.flatnonzero(~np.isnan(row)).tolist()):
+        start, load = starts.of(subject), loads.of(subject)
+        pages = np.flatnonzero(~np.isnan(load)).tolist() if start is not None and load is not None else ()
+        for last, first in pairwise(pages):
             gap = instants[first] - instants[last]
             is_recent = gap > 300_000 and instants[first] >= instants[-1] - RECENT * 1000
-            if is_recent and row[first] > row[last] + 1 and (load[last] > 0 or gap > queries.span * 500):
+            if is_recent and start[first] > start[last] + 1 and (load[last] > 0 or gap > queries.span * 500):
                 span = clock.span(instants[last] / 1000, instants[first] / 1000)
-                requests = plural(round(np.nan_to_num(load[last])), "request")
-                lacks = f"pages of {span}: another process answers then, and {requests} were in flight before"
+                requests = plural(round(load[last]), "request")
+                lacks = f"pages of {span}, in which a process with {requests} in flight ended"
                 yield NotSeen("requests before a restart", lacks, instance_name(subject))
 
 

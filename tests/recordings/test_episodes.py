@@ -186,6 +186,23 @@ def test_only_a_replica_that_left_in_order_leaves_the_verdict_to_the_others(
     assert ("gone" in {defect.kind for defect in report.observed.defects}) == (end == 1000 and verdict != "critical")
 
 
+@pytest.mark.parametrize(("running", "end", "verdict"), [(8, 1300, "no_incident"), (8, 1200, "healthy")])
+def test_a_gap_of_one_replica_in_which_its_process_ended_is_no_health(
+    tmp_path: Path, running: int, end: float, verdict: str
+) -> None:
+    """The pages of its neighbour go on; the last ones lie more than 15 minutes behind a gap that ends sooner."""
+
+    def replicas() -> Iterator[rewriting.Scrape]:
+        for t in np.arange(0.0, 2190, 10).tolist():
+            yield BEGAN + t, "h:1", page(t, t + 7200, BEGAN - 7200, 0)
+            if t < 600 or t >= end:
+                begun = BEGAN - 7200 if t < 600 else BEGAN + end - 60
+                yield BEGAN + t, "h:2", page(t, BEGAN + t - begun, begun, 0, running)
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", replicas()))]))
+    assert report.verdict == verdict
+
+
 @pytest.mark.parametrize(
     ("every", "kept", "verdict"),
     [(10, 150, "no_incident"), (5, 60, "no_incident"), (10, 20, "healthy"), (1, 10, "healthy")],
