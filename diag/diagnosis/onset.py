@@ -230,7 +230,8 @@ def _since_when(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
 
     It began where its windows of minutes began to show it; before all samples only if the first of them show it.
     """
-    short = diagnosis.incident._replace(window="5m", live_window=f"{LOOK:.0f}s")
+    # what rules a look-alike out is no onset: a hit rate of 0 % began before its prefills cost time
+    short = diagnosis.incident._replace(window="5m", live_window=f"{LOOK:.0f}s", looks_like=())
     again = next((other for other in diagnose([short], queries) if other.subject == diagnosis.subject), None)
     since = diagnosis.since
     if again is not None and again.state == "present" and again.ongoing:

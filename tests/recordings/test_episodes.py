@@ -365,6 +365,17 @@ def test_a_crash_for_lack_of_memory_is_told_with_more_of_it(tmp_path: Path, kill
     assert any(each.text.startswith("Give the server more host memory") for each in proposals) == killed
 
 
+@pytest.mark.parametrize(("kills", "cause"), [(1, "host_memory_exhausted"), (0, None)])
+def test_the_kill_for_memory_leads_a_crash_that_is_over(tmp_path: Path, kills: int, cause: str | None) -> None:
+    def beside(t: float) -> str:
+        kill = f"diag_host_last_oom_kill_timestamp_seconds {BEGAN + 60}\n" if t >= 60 else ""
+        return f'diag_vllm_up 1\n{kill}diag_host_memory_events_total{{event="oom_kill"}} {kills * (t >= 60)}\n'
+
+    report = server(tmp_path, 700, 5, down=((60, 180),), beside=beside)
+    crashed = found(report, "server_crashed").diagnosis
+    assert (report.verdict, crashed.ongoing, crashed.explained_by) == ("warning", False, cause)
+
+
 # -- the log of a server that was started again ----------------------------------------------------------------------
 
 LOG = (RECORDINGS / "engine_device_fault" / "server.log").read_text(encoding="utf-8").splitlines(keepends=True)
