@@ -105,7 +105,7 @@ def health(
     ]
     missing += _unshown_engines(progress, queries, lately)
     missing += _breaks(diagnoses, queries, has_log="log" not in not_measured)
-    missing += () if "log" not in not_measured else _gaps(queries)
+    missing += _gaps(queries) if "log" in not_measured else ()
     for part, condition, wanted in CONTRADICTED:
         rows, limit = queries.ask(condition.signal, INSTANCE, lately), queries.contract.limit(condition.limit)
         for engine in progress:

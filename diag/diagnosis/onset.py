@@ -206,13 +206,13 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
     sign, shown = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why), until if began is None else began
     scrapes = _first_scrape(sign, 0.0, diagnosis, queries, shown, LOOK_BACK, end)
     if _has_events(incident) and _is_early(diagnosis, shown, queries):
-        first = queries.source.first / 1000
-        asked = ((one.condition, one.limit) for one in diagnosis.symptoms if one.condition in incident.symptoms)
         rows = (
             row
-            for one, limit in asked
-            if one.op != "<"
-            for row in _held(one, limit, diagnosis, queries, first, shown)[1]
+            for symptom in diagnosis.symptoms  # one with an upper bound, such as a low ITL, holds without an episode
+            if symptom.condition in incident.symptoms and symptom.condition.op != "<"
+            for row in _held(symptom.condition, symptom.limit, diagnosis, queries, queries.source.first / 1000, shown)[
+                1
+            ]
         )
         was_under_way = any((row == 1).any() and not (row == 0).any() for row in rows)
         began, scrapes = None, [] if was_under_way else scrapes  # a scrape between two events shows none
