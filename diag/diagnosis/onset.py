@@ -121,7 +121,6 @@ def _first_scrape(
     before, first = instants <= until * 1000, []
     for held in rows:
         usual, apart = _breaks(instants[(held == 1) & ~before], queries)
-        apart = math.inf if is_event and _is_early(diagnosis, until, queries) else apart
         for shown in runs(held[before], instants[before], apart)[-1:]:
             is_broken = (held[before][shown[-1] :] == 0).any() and until - instants[shown[-1]] / 1000 > apart
             clean = max(usual, 2.5 * queries.source.interval * is_event)  # less than that before it is chance
