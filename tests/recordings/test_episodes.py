@@ -186,18 +186,25 @@ def test_only_a_replica_that_left_in_order_leaves_the_verdict_to_the_others(
     assert ("gone" in {defect.kind for defect in report.observed.defects}) == (end == 1000 and verdict != "critical")
 
 
-@pytest.mark.parametrize(("running", "end", "verdict"), [(8, 1300, "no_incident"), (8, 1200, "healthy")])
+NO_DEATH = 'diag_vllm_log_event_last_timestamp_seconds{event="engine_dead"} 0\n'
+
+
+@pytest.mark.parametrize(
+    ("end", "log", "verdict"),
+    [(1300, "", "no_incident"), (1200, "", "healthy"), (1300, NO_DEATH, "healthy")],
+    ids=["lately", "over 15 minutes ago", "a log shows what happened in it"],
+)
 def test_a_gap_of_one_replica_in_which_its_process_ended_is_no_health(
-    tmp_path: Path, running: int, end: float, verdict: str
+    tmp_path: Path, end: float, log: str, verdict: str
 ) -> None:
-    """The pages of its neighbour go on; the last ones lie more than 15 minutes behind a gap that ends sooner."""
+    """The pages of its neighbour go on."""
 
     def replicas() -> Iterator[rewriting.Scrape]:
         for t in np.arange(0.0, 2190, 10).tolist():
-            yield BEGAN + t, "h:1", page(t, t + 7200, BEGAN - 7200, 0)
+            yield BEGAN + t, "h:1", page(t, t + 7200, BEGAN - 7200, 0) + log
             if t < 600 or t >= end:
                 begun = BEGAN - 7200 if t < 600 else BEGAN + end - 60
-                yield BEGAN + t, "h:2", page(t, BEGAN + t - begun, begun, 0, running)
+                yield BEGAN + t, "h:2", page(t, BEGAN + t - begun, begun, 0) + log
 
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", replicas()))]))
     assert report.verdict == verdict
@@ -352,7 +359,7 @@ def test_crash_stays_told_after_the_restart_for_a_quarter_of_an_hour(tmp_path: P
     assert [quote.text for quote in crashed.quotes] == ["illegal memory access"]
     later = server(tmp_path / "later", 1200, 15, down=((60, 100),), beside=crash_log(60))
     assert "server_crashed" not in {each.diagnosis.incident.id for each in later.present if each.diagnosis.ongoing}
-    assert later.verdict == "healthy"
+    assert (later.verdict, "Next time" in terminal.render(later)) == ("healthy", True)
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["by the kernel", "by itself"])
