@@ -191,8 +191,9 @@ def _gaps(queries: QueryCache) -> Iterable[NotSeen]:
     loads = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.holding(queries.source.interval), instants)
     for subject in queries.subjects(INSTANCE):
         start, load = starts.of(subject), loads.of(subject)
-        pages = np.flatnonzero(~np.isnan(load)).tolist() if start is not None and load is not None else ()
-        for last, first in pairwise(pages):
+        if start is None or load is None:
+            continue
+        for last, first in pairwise(np.flatnonzero(~np.isnan(load)).tolist()):
             gap = instants[first] - instants[last]
             is_recent = gap > 300_000 and instants[first] >= instants[-1] - RECENT * 1000
             if is_recent and start[first] > start[last] + 1 and (load[last] > 0 or gap > queries.span * 500):

@@ -42,7 +42,7 @@ MISTAKES = [
         "severity: critical\nended_by: queue_time",
         "must be the signal of one of the incident's",
     ),
-    (INCIDENT, "sign: sign_of_death", "sign: sign_of_death\nended: crash_tim", "'crash_tim' (did you mean crash_time?)"),
+    (INCIDENT, "sign: sign_of_death", "sign: sign_of_death\nended: crash_tim", "'crash_tim' (did you mean crash_time"),
     (INCIDENT, "sign: sign_of_death", "mild: signs_of_life <= 0 (judged: a)", ":26: `serious` must be one of the supp"),
     (INCIDENT, "sign: sign_of_death", "serious: engines_lost >= 1 (judged: a)", ":26: `serious` must be one of the su"),
     (
