@@ -1,6 +1,7 @@
 """Decide the branches of a script by its own values and the defaults of its variables; nothing is executed."""
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial, reduce
@@ -46,6 +47,7 @@ def usual_ways(
     ways: dict[int, int] = {**chosen}
     subjects: dict[int, str | None] = {}
     results: dict[tuple[int, int], bool | None] = {}
+    reached: dict[tuple[int, int], bool] = {}
     options = set[str]()
     for step in steps:
         block, branch = step.decides or (0, 0)
@@ -66,11 +68,14 @@ def usual_ways(
         elif step.decides:
             arguments = {} if functions[min(step.line, len(functions) - 1)] else _NO_ARGUMENTS
             unset = {name: "" for name in _names(step.words) if not (is_open or _SET_ELSEWHERE.fullmatch(name))}
-            holds = _joined(step.joint, results.get(step.decides), test(step.words, {**unset, **arguments, **values}))
+            before = results.get((block, branch - 1))
+            holds = _joined(step.joint, results.get(step.decides), test(step.words, ChainMap(values, arguments, unset)))
             results[step.decides] = holds
-            if all(results.get((block, other)) is False for other in range(branch)):
+            reached[block, branch] = not branch or (reached.get((block, branch - 1)) and before is False)
+            if reached[block, branch]:
                 way = chosen.get(block) if holds is None else branch if holds else -1
-                ways = {key: on for key, on in {**ways, block: way}.items() if on is not None}
+                ways.pop(block, None)
+                ways |= {} if way is None else {block: way}
         elif around and step.words[:1] in (["exit"], ["return"]):
             ways.pop(ended := around[-1][0], None)  # without its arguments the script ends there
             if not is_open and names.get(ended) and names[ended] <= values.keys() - given.keys():

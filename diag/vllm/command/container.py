@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from diag.vllm.command.shell import NOTATIONS, default
 
+_LOCAL = re.compile(NOTATIONS["patterns"]["container_local"])
 IS_ALONE = re.compile(NOTATIONS["patterns"]["container_is_alone"])
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
@@ -187,12 +188,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     # [[ip:]host:]container; a range or a variable is unknown
     listed = options.get("--publish", [])
     ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in listed if not is_host]
-    is_local = all(
-        re.match(
-            r"(?!0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}:|localhost:|\[::1\]|\$\{?\w*(?:BIND|IP|HOST|ADDR)\w*[:}]", text
-        )
-        for text in listed
-    )
+    is_local = all(map(_LOCAL.match, listed))
     is_fragment = _OF_A_SERVICE.isdisjoint(options)
     return Container(
         kind=kind,

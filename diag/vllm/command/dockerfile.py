@@ -190,7 +190,7 @@ def called(text: str, file: Path) -> tuple[str, bool]:
 def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path]:
     """Return where a script names the --config file of its container, and the file beside that is mounted there."""
     named = _CONFIG.search(text) if file.suffix in _CALLERS else None
-    source = r"(?:([\w.-]+\.ya?ml)|[\w}\"'])"
+    source = r"(?:([\w.-]{1,200}\.ya?ml)|[\w}\"'])"
     mount = named and re.search(rf"{source}[\"']?:{re.escape(named['place'])}(?![\w/])", text)
     return (named, file.with_name(mount[1] or Path(named["place"]).name)) if named and mount else (None, file)
 
@@ -201,9 +201,9 @@ def with_config(text: str, file: Path) -> str:
     with suppress(BadUsage):
         if named and (content := read_config_file(place) if _text(place) else {}):
             is_served = text[: named.start()].rstrip().endswith("serve")
-            rest = {key: value for key, value in content.items() if not re.search(rf"--{key}[= ]", text)}
+            rest = {key: value for key, value in content.items() if f"--{key}=" not in text and f"--{key} " not in text}
             model = [] if is_served or "model" not in rest else ["--model", str(rest.pop("model"))]
-            return text.replace(named[0], shlex.join([*model, *command_line(rest)]))
+            return text.replace(named[0], shlex.join([*model, *command_line(rest)]), _MOST_SCRIPTS)
     return text
 
 

@@ -709,8 +709,13 @@ def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
     if stacks := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
         return stacks  # a chart depends on the production stack
     if "services" in document and "deployment" in document:  # Akash
-        sizes, own = inner(document, "profiles", "compute"), inner(document, "services").items()
-        return [{"services": {name: _task(one, inner(sizes, name, "resources", "gpu")) for name, one in own}}]
+        services, sizes = inner(document, "services"), inner(document, "profiles", "compute")
+        placed = {name: [*inner(document, "deployment", name).values()] for name in services}
+        gpus = {
+            name: [inner(sizes, inner(one).get("profile"), "resources", "gpu") for one in placed[name]]
+            for name in services
+        }
+        return [{"services": {name: _task(inner(one), (gpus[name] or [{}])[0]) for name, one in services.items()}}]
     if "containerDefinitions" in document:
         tasks = items(document, "containerDefinitions")
         return [{"services": {str(task.get("name")): _task(task) for task in tasks}}]

@@ -150,6 +150,8 @@ _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+
 """A folder whose root, or whose name, the text does not show."""
 _SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
 """A variable that a script sets, and its here-documents may name."""
+_CALL = re.compile(r"\$\(([\w-]+)\)")
+_LONGEST_OUTPUT = 256
 _VARIABLE_WORD = re.compile(r"\$\{?(\w+)\}?")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
@@ -616,15 +618,14 @@ def _with_outputs(steps: list[Statement], functions: Sequence[str]) -> list[Stat
         local = {key: value for words in before for key, value in _assignments(words).items()}
         is_plain = name and not any(step.path for step in body) and len(local) == len(before)
         if is_plain and len(printed) > 1 and printed[:-1] in (["echo"], ["printf", "%s"], ["printf", "%s\\n"]):
-            told = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1])  # noqa: B023
-            outputs |= {} if _ARGUMENT.search(told) or "$(" in told else {f"$({name})": told}
-    used = {name for name in outputs if any(name in word for step in steps for word in step.words)}
-    for name in used:
-        steps = [
-            step._replace(words=[word.replace(name, outputs[name]) if name in word else word for word in step.words])
-            for step in steps
-        ]
-    return steps
+            text = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1], _MOST_BRANCHES)  # noqa: B023
+            outputs |= {} if _ARGUMENT.search(text) or "$(" in text or len(text) > _LONGEST_OUTPUT else {name: text}
+    return [
+        step._replace(words=[_CALL.sub(lambda call: outputs.get(call[1], call[0]), word) for word in step.words])
+        if outputs and any(map(_CALL.search, step.words))
+        else step
+        for step in steps
+    ]
 
 
 def _called(body: Sequence[Statement], call: Statement) -> Iterator[Statement]:
