@@ -21,7 +21,7 @@ _NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
 _SETTINGS = re.compile(r"env|conf|setting|secret|\.sh$|\$")
 _SET_ELSEWHERE = re.compile(NOTATIONS["patterns"]["branches_set_elsewhere"])
 _OPTION = re.compile(r"--?[\w?]")
-_NO_ARGUMENTS = {**dict.fromkeys("@*123456789", ""), "#": "0"}
+_NO_ARGUMENTS: Mapping[str, str | None] = {**dict.fromkeys("@*123456789", ""), "#": "0"}
 _MOST = 100
 """Variables of one word."""
 
@@ -66,12 +66,12 @@ def usual_ways(
         elif step.is_pattern:
             ways |= {block: OWN_OPTIONS} if any(map(_OPTION.match, step.words)) else {}
         elif step.decides:
-            arguments = {} if functions[min(step.line, len(functions) - 1)] else _NO_ARGUMENTS
-            unset = {name: "" for name in _names(step.words) if not (is_open or _SET_ELSEWHERE.fullmatch(name))}
+            unset = {} if functions[min(step.line, len(functions) - 1)] else {**_NO_ARGUMENTS}
+            unset |= {name: "" for name in _names(step.words) if not (is_open or _SET_ELSEWHERE.fullmatch(name))}
             before = results.get((block, branch - 1))
-            holds = _joined(step.joint, results.get(step.decides), test(step.words, ChainMap(values, arguments, unset)))
+            holds = _joined(step.joint, results.get(step.decides), test(step.words, ChainMap(values, unset)))
             results[step.decides] = holds
-            reached[block, branch] = not branch or (reached.get((block, branch - 1)) and before is False)
+            reached[block, branch] = not branch or (before is False and reached.get((block, branch - 1), False))
             if reached[block, branch]:
                 way = chosen.get(block) if holds is None else branch if holds else -1
                 ways.pop(block, None)

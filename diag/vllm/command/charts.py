@@ -108,7 +108,10 @@ def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
     with suppress(OSError, BadUsage):
         is_own = file.absolute() == chart / "values.yaml"
         whole = documents[0] if is_own else _merged(read_yaml(chart / "values.yaml"), documents[0])
-        image, version = inner(whole, "image"), read_yaml(chart / "Chart.yaml").get("appVersion")
+        image, version = (
+            inner(whole, "image"),
+            inner({"chart": read_yaml(chart / "Chart.yaml")}, "chart").get("appVersion"),
+        )
         is_usual = version and image.get("repository") and image.get("tag", "-") in ("", None)
         return [{**whole, "image": {**image, "tag": version}} if is_usual else whole]
     return documents

@@ -283,7 +283,7 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     others = [*manifests.above(file, text), *manifests.beside(file, text)]
     read = manifests.containers(documents, version, others)
     launches = manifests.templated(read, text)
-    runtimes = [inner(one, "metadata") for one in others if "ServingRuntime" in str(manifests.kind(one))]
+    runtimes = [inner(one, "metadata") for one in others if "ServingRuntime" in manifests.kind(one)]
     named = [re.escape(str(about.get("name"))) for about in runtimes]
     able = [re.search(rf"runtime: *[\"']?{name}[\"'\s,}}]", text) for name in named]
     text += "".join(f"\n{about}" for about, used in zip(runtimes, able, strict=True) if used)  # with the release

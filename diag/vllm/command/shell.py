@@ -29,7 +29,7 @@ _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
 CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
 COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _FOLDED = re.compile(NOTATIONS["patterns"]["shell_folded"])
-_TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
+_TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*+([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
