@@ -2420,7 +2420,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a variable in the exec form of a service's image": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all}}\n", "Dockerfile": EXEC}, ["--model org/m"], "", [{"variable_in_the_exec_form"}]),  # noqa: E501
     "the exec form that a service replaces": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all, command: [--model, org/n]}}\n", "Dockerfile": EXEC}, ["--model org/n"], "", [set()]),  # noqa: E501
     "a service of Akash": ({"d.yaml": AKASH}, ["--entrypoint bash vllm/vllm-openai:v0.16.0 -c 'vllm serve org/m -tp 2 --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
-    "a service of Akash with the profile of another name": ({"d.yaml": AKASH.replace("compute: {v:", "compute: {v: {}, big:").replace("profile: v", "profile: big").replace("units: 2", "units: 1")}, ["vllm serve org/m -tp 2"], "", [{"no_effect", "parallel_beyond_the_gpus"}]),  # noqa: E501
+    "a service of Akash with the profile of another name": ({"d.yaml": AKASH.replace("compute: {v:", "compute: {v: {}, big:").replace("profile: v", "profile: big").replace("units: 2", "units: 1")}, ["vllm serve org/m -tp 2"], "", [{"no_effect", "gpu_limit_differs"}]),  # noqa: E501
     "branches of a template": ({"c.yml.j2": BRANCHES}, ["vllm/vllm-openai:v0.25.1 --model org/m"], "", [set()]),
     "a template with an option of an engine alone": ({"c.yml.j2": BRANCHES.replace("{% if a %}\n    image: {{ a }}\n{% else %}\n", "").replace("{% endif %}\n    command", "    command")}, ["vllm/vllm-openai:v0.25.1 --model org/m --dtype half"], "only some branches", [set()]),  # noqa: E501
     "a branch that leads to the end of the script": ({"r.sh": ENDING}, ["--lora-modules $L"], "the value of --lora-modules", [set()]),  # noqa: E501
@@ -2431,6 +2431,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "what a function prints of its arguments": ({"r.sh": 'name() {\n  echo "$1"\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve $M --seed 1"], "", [set()]),  # noqa: E501
     "what a function prints in a branch": ({"r.sh": 'name() {\n  if [ -d /x ]; then\n    echo org/m\n  fi\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve $M --seed 1"], "", [set()]),  # noqa: E501
     "a variable that is empty by default": ({"r.sh": "vllm serve org/m --seed 1 ${EXTRA:-}\n"}, ["vllm serve org/m --seed 1"], "more words of $EXTRA", [set()]),  # noqa: E501
+    "a variable with an empty default that is set": ({"r.sh": "S=5\nvllm serve org/m --seed ${S:-} ${EXTRA:-}\n"}, ["vllm serve org/m --seed 5"], "more words of $EXTRA", [set()]),  # noqa: E501
     "the release of a runtime": ({"i.yaml": ISVC, "r.yaml": RELEASED % "r"}, ["q.io/r/vllm@sha256"], "", [{"no_effect"}]),  # noqa: E501
     "the release of another runtime": ({"i.yaml": ISVC.replace("runtime: r", "runtime: s"), "r.yaml": RELEASED % "r" + "---\n" + (RELEASED % "s").replace("0.16.0", "latest")}, ["q.io/r/vllm@sha256"], "", [{"removed_flag"}]),  # noqa: E501
     "the release of an image as a file": ({"j.slurm": "I=vllm-openai_v0.16.0.sif\napptainer exec --pwd $W $I vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501

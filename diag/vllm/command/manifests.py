@@ -14,7 +14,7 @@ from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_yaml, read_bytes
 from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
-from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
+from diag.vllm.command.container import Container, accelerators, inner, items, listed, read_pod, read_service, scaled_on
 from diag.vllm.command.dockerfile import BUILT
 from diag.vllm.command.shell import filled_templates
 from diag.vllm.flags.registry import known, understood
@@ -180,7 +180,7 @@ def _configured(node: Mapping[str, Any], maps: Mapping[Any, Mapping[str, Any]]) 
     if not maps or not isinstance(node.get("env", []), list):
         return node
     entries = [{"name": key, "value": value} for _, name in named for key, value in maps.get(name, {}).items()]
-    for entry in _listed(node.get("env")):
+    for entry in listed(node.get("env")):
         source = inner(entry, "valueFrom", "configMapKeyRef")
         value = maps.get(str(source.get("name")), {}).get(str(source.get("key")))
         entries.append(entry if value is None else {"name": entry.get("name"), "value": value})
@@ -231,7 +231,7 @@ def _joined(parts: Sequence[Any], others: Sequence[Any]) -> list[Any]:
         runtime: Any = next((able[key] for key in named if key in able), {})
         if containers := items(inner(runtime, "spec"), "containers"):
             first, *others = containers
-            lists = {key: [*_listed(first.get(key)), *_listed(model.get(key))] for key in ("args", "env")}
+            lists = {key: [*listed(first.get(key)), *listed(model.get(key))] for key in ("args", "env")}
             lists |= {key: model[key] for key in ("resources", "image") if key in model}
             spec = {**runtime["spec"], "containers": [{**first, **lists}, *others]}
             joined.append({**runtime, "metadata": inner(part, "metadata"), "spec": spec})
@@ -269,10 +269,6 @@ def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return a node without what a shell does with the output of its command."""
     line = node.get("command")
     return {**node, "command": _REDIRECTED.split(line)[0]} if isinstance(line, str) else {**node}
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
@@ -370,7 +366,7 @@ class _Reader(NamedTuple):
                     app = dict(document[key])
                     document = {**document, "image": app.pop("image"), key: app}
             chart = {} if kind else inner(document, "image")
-            reader = self._replace(image=_image(chart)) if chart.get("tag") else self
+            reader = self._replace(image=charts.image_of(chart)) if chart.get("tag") else self
             is_read = False
             for writing in reader.nested(document, "", name, {}):
                 is_read = True
@@ -437,7 +433,7 @@ class _Reader(NamedTuple):
         image = node.get("image")
         if isinstance(image, dict):  # of Helm values
             node = {**node, **{key: image[key] for key in ("command", "args", "env") if key in image}}
-            image, is_pod = _image(image), True
+            image, is_pod = charts.image_of(image), True
         # Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`
         program, *words = split(node.get("command" if is_pod else "entrypoint")) or [""]
         words += split(node.get("args" if is_pod else "command"))
@@ -575,7 +571,7 @@ class _Reader(NamedTuple):
         environment |= {"VLLM_USE_V1": "0"} if is_v0 else {}
         count = None if "raySpec" in model else model.get("requestGPU")
         gpus = {"limits": {"nvidia.com/gpu": count}}
-        container = {"image": _image(model), "env": environment, "resources": gpus}
+        container = {"image": charts.image_of(model), "env": environment, "resources": gpus}
         yield self.engine("production-stack values", [*words, *extra], container, {})
 
     def llm_d(self, document: Mapping[str, Any], role: str) -> Iterator[Writing]:
@@ -611,8 +607,8 @@ class _Reader(NamedTuple):
 
 def _operator(form: Mapping[str, Any], document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     """Yield the servers of an operator or a service; `form` has the paths of what it says about them."""
-    paths, listed = form["paths"], charts.looked_up(form.get("each", "-"), document)
-    roles = listed if isinstance(listed, dict) else dict(enumerate(_listed(listed))) if "each" in form else {"": None}
+    paths, made = form["paths"], charts.looked_up(form.get("each", "-"), document)
+    roles = made if isinstance(made, dict) else dict(enumerate(listed(made))) if "each" in form else {"": None}
     for role, item in roles.items():
         whole = {**document, "item": item}
         able = {key: [charts.looked_up(path.replace("ROLE", str(role)), whole) for path in paths[key]] for key in paths}
@@ -748,12 +744,6 @@ def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
     served, source = loaded.get("model_id"), loaded.get("model_source")
     source = source.get("bucket_uri") if isinstance(source, dict) else source
     return {"model": source or served, "served_model_name": served if source else None, **arguments}
-
-
-def _image(node: Mapping[str, Any]) -> str:
-    name, tag = node.get("repository") or node.get("image") or node.get("name") or "", node.get("tag")
-    tag = "$APP_VERSION" if tag == "" else tag  # of the chart, which the text does not show
-    return f"{name}:{tag}" if name and tag else str(name)
 
 
 def _fetched(address: Any, folder: str) -> str:

@@ -152,7 +152,7 @@ _SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"
 """A variable that a script sets, and its here-documents may name."""
 _CALL = re.compile(r"\$\(([\w-]+)\)")
 _LONGEST_OUTPUT = 256
-_VARIABLE_WORD = re.compile(r"\$\{?(\w+)\}?")
+_VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
@@ -230,14 +230,10 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
 
 def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[Command, ...]:
     """Give the servers of a template what they are with the other branches of its conditions."""
-    able = {other.place: other for other in others}
-    ways = [(one, able.get(one.place)) for one in commands]
-    if len({one.place for one in commands}) < len(commands):
-        return tuple(commands)
-    return tuple(
-        one._replace(branches=(*one.branches, other)) if other and not one.is_like(other) else one
-        for one, other in ways
-    )
+    places = [one.place for one in commands]
+    able = {other.place: (other,) for other in others if places.count(other.place) == 1}
+    ways = [(one, able.get(one.place, (one,))) for one in commands]
+    return tuple(one if one.is_like(*way) else one._replace(branches=(*one.branches, *way)) for one, way in ways)
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -730,12 +726,11 @@ def _split_words(
     for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
         value = _expand(word, plain) if isinstance(word, Bare) else ""
         named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
-        if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
-            filled += map(Bare.of, environment[named[1]].split())
-        elif named and filled and environment.get(named[1]) == "":
-            absent.append(named[1])
-        elif filled and isinstance(word, Bare) and (unset := re.fullmatch(r"\$\{(\w+):?-\}", word)):
-            absent.append(unset[1])
+        name = (named[1] or named[2]) if named else ""
+        if "vllm" in environment.get(name, ""):  # CMD="vllm serve $MODEL"; exec $CMD
+            filled += map(Bare.of, environment[name].split())
+        elif named and filled and environment.get(name, "" if named[1] else None) == "":
+            absent.append(name)
         elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
             filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
         else:
