@@ -2341,6 +2341,14 @@ HOSTILE: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
+def test_the_gpus_of_a_service_of_akash_are_those_of_its_profile(tmp_path: Path) -> None:
+    text = AKASH.replace("compute: {v:", "compute: {v: {}, big:").replace("profile: v", "profile: big")
+    for number, file in enumerate((AKASH, text, AKASH.replace("profile: v", "profile: w"))):
+        (place := tmp_path / f"{number}.yaml").write_text(file)
+        box = read_all(str(place))[0].container
+        assert box is not None and box.gpus == (2, 2, None)[number]
+
+
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_file_is_read_at_once_or_refused(tmp_path: Path, case: str) -> None:
     """Was: minutes, gigabytes, or an exception."""
@@ -2420,7 +2428,6 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a variable in the exec form of a service's image": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all}}\n", "Dockerfile": EXEC}, ["--model org/m"], "", [{"variable_in_the_exec_form"}]),  # noqa: E501
     "the exec form that a service replaces": ({"c.yaml": "services: {v: {build: ., image: own-vllm, gpus: all, command: [--model, org/n]}}\n", "Dockerfile": EXEC}, ["--model org/n"], "", [set()]),  # noqa: E501
     "a service of Akash": ({"d.yaml": AKASH}, ["--entrypoint bash vllm/vllm-openai:v0.16.0 -c 'vllm serve org/m -tp 2 --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
-    "a service of Akash with the profile of another name": ({"d.yaml": AKASH.replace("compute: {v:", "compute: {v: {}, big:").replace("profile: v", "profile: big").replace("units: 2", "units: 1")}, ["vllm serve org/m -tp 2"], "", [{"no_effect", "gpu_limit_differs"}]),  # noqa: E501
     "branches of a template": ({"c.yml.j2": BRANCHES}, ["vllm/vllm-openai:v0.25.1 --model org/m"], "", [set()]),
     "a template with an option of an engine alone": ({"c.yml.j2": BRANCHES.replace("{% if a %}\n    image: {{ a }}\n{% else %}\n", "").replace("{% endif %}\n    command", "    command")}, ["vllm/vllm-openai:v0.25.1 --model org/m --dtype half"], "only some branches", [set()]),  # noqa: E501
     "a branch that leads to the end of the script": ({"r.sh": ENDING}, ["--lora-modules $L"], "the value of --lora-modules", [set()]),  # noqa: E501
