@@ -39,16 +39,13 @@ def usual_ways(
     They have the script's own values, those `given`, and the defaults; others are unset, unless it `is_open`, and the
     script gets no arguments. `functions` has the function of each line; `chosen` are ways that nothing decides.
     """
-    names: dict[int, set[str]] = {}
+    names, options = dict[int, set[str]](), set[str]()
     values: dict[str, str | None] = {**given}
-    is_open = is_open or any(
-        step.words[:1] in (["source"], ["."]) and _SETTINGS.search(step.words[-1]) for step in steps
-    )
+    sourced = (step.words[-1] for step in steps if step.words[:1] in (["source"], ["."]))
+    is_open = is_open or any(map(_SETTINGS.search, sourced))
     ways: dict[int, int] = {**chosen}
     subjects: dict[int, str | None] = {}
     results: dict[tuple[int, int], bool | None] = {}
-    reached: dict[tuple[int, int], bool] = {}
-    options = set[str]()
     for step in steps:
         block, branch = step.decides or (0, 0)
         around = [way for way in step.path if way[0] != block]
@@ -68,11 +65,10 @@ def usual_ways(
         elif step.decides:
             unset = {} if functions[min(step.line, len(functions) - 1)] else {**_NO_ARGUMENTS}
             unset |= {name: "" for name in _names(step.words) if not (is_open or _SET_ELSEWHERE.fullmatch(name))}
-            before = results.get((block, branch - 1))
+            is_reached = not branch or results.get((block, branch - 1)) is False
             holds = _joined(step.joint, results.get(step.decides), test(step.words, ChainMap(values, unset)))
-            results[step.decides] = holds
-            reached[block, branch] = not branch or (before is False and reached.get((block, branch - 1), False))
-            if reached[block, branch]:
+            results[step.decides] = holds if is_reached else None
+            if is_reached:
                 way = chosen.get(block) if holds is None else branch if holds else -1
                 ways.pop(block, None)
                 ways |= {} if way is None else {block: way}

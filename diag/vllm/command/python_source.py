@@ -258,13 +258,6 @@ class _Values:
                 )
                 if is_text or all(isinstance(one, int | float) and abs(one) < _LARGEST for one in numbers):
                     return _ARITHMETIC[type(kind)](*numbers)
-            case ast.Attribute(value=ast.Name(id=name), attr="count") if name not in self._changed and _is_gpu(
-                made := self._values.get(name)
-            ):
-                return self._gpus(made, depth + 1)
-            case ast.Call(func=ast.Attribute(attr=kind), keywords=given) if _is_gpu(node):
-                size = next((f"-{self._literal(part.value, depth + 1)}" for part in given if part.arg == "size"), "")
-                return f"{kind.replace('_', '-')}{size}:{self._gpus(node, depth + 1)}"
             case ast.Call(func=ast.Name(id="str" | "int" | "float" as kind), args=[inner]):
                 value = self._literal(inner, depth + 1)
                 return value if is_default(value) else {"str": str, "int": int, "float": float}[kind](value)
@@ -301,6 +294,13 @@ class _Values:
                 values = [usual(self._literal(part, depth + 1)) for part in (holder, *given)]
                 if all(isinstance(value, str) and len(value) < _LONGEST_TEXT for value in values):
                     return getattr(values[0], kind)(*values[1:])
+            case ast.Attribute(value=ast.Name(id=name), attr="count") if name not in self._changed and _is_gpu(
+                made := self._values.get(name)
+            ):
+                return self._gpus(made, depth + 1)
+            case ast.Call(func=ast.Attribute(attr=kind), keywords=given) if _is_gpu(node):
+                size = next((f"-{self._literal(part.value, depth + 1)}" for part in given if part.arg == "size"), "")
+                return f"{kind.replace('_', '-')}{size}:{self._gpus(node, depth + 1)}"
             case ast.Subscript(value=holder, slice=place):
                 return self._literal(holder, depth + 1)[self._literal(place, depth + 1)]
             case ast.IfExp(test=test, body=body, orelse=orelse):
