@@ -399,9 +399,14 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
     if ending.state == "serving" and WORDS.crash.match(tail):
         return NotJudged(REASONS["log_shows"]["crash"].format(line=around(hidden(tail), WORDS.crash)), subject)
     few_failed = 2 * ending.failed >= max(ending.answered, 1)
-    if ending.state == "serving" and (few_failed or ending.not_done):
-        why = REASONS["log_shows"]["few_failed" if few_failed else "not_done"].format(
-            failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}", route=ending.not_done
+    signs = {"unhealthy": ending.is_unhealthy, "raised": ending.raised, "few_failed": few_failed}
+    doubt = next((sign for sign, holds in signs.items() if holds and ending.state == "serving"), "")
+    doubt = doubt or ("not_done" if ending.not_done and ending.state in ("serving", "shut down") else "")
+    if doubt:
+        why = REASONS["log_shows"][doubt].format(
+            failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}",
+            route=ending.not_done,
+            raised=ending.raised,
         )
         told = _of_request(line, ending, "") if line else None
         return NotJudged(why, subject, told._replace(seen=_failed_request(line)) if line and told else None)

@@ -35,6 +35,7 @@ class Marks(NamedTuple):
     cut_short: re.Pattern[str]
     exception: re.Pattern[str]
     lone: re.Pattern[str]
+    call_failed: re.Pattern[str]
     bare_name: re.Pattern[str]
     stopped: re.Pattern[str]
     says_end: re.Pattern[str]

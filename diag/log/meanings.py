@@ -99,12 +99,17 @@ class LineMeanings:
             self._server.run.waits_for = line.text
 
     def note_request_error(self, line: ParsedLine, at: float) -> None:
-        """Keep the exception of a request that the web server prints, with the frame above it."""
+        """Keep the exception of a request that the web server prints, with the frame above it, or of a worker's call."""
+        if MARKS.logs_ends.match(line.source) and MARKS.lone.match(line.text):
+            self._server.run.worker_error = ErrorLine.of(line, at)
         if line.process and not line.is_of_api_server:
             return
         if frame := frame_of(line.text):
             self._frame_printed = frame
         elif MARKS.lone.match(line.text) or (self._frame_printed and MARKS.exception.match(line.text)):
+            call, last = MARKS.call_failed.match(line.text), self._server.lines.get(ANSWERS)
+            if call and last and self._server.answers.not_done and last[0].text.startswith(call[0]):
+                return  # the first failure of a call leaves what the later ones fail at
             self._server.lines[ANSWERS], self._frame_printed = (
                 (line, at, " < ".join(filter(None, (self._frame_printed, line.source)))),
                 "",
