@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from diag.core.contract import SLOS, Contract
-from diag.core.formatting import listed, plural, quantity
+from diag.core.formatting import listed, plural, printable, quantity
 from diag.core.incident import RANK, Incident
 from diag.core.incident import judged as by_judgement
 from diag.core.log_events import ANSWERS, READY, EventLine, LogContext, LogEnding
@@ -56,8 +56,10 @@ SHARE = failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the las
 REFUSED_SHARE = refused_share.at_least(1.0, by_judgement("all of the last answers"))
 READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
 """Commands that look for what a known line already tells."""
-MOST_QUOTED, MOST_FOUND = 300, 60
-"""Characters of a line that is quoted for what it names, and of one by which it is found again."""
+MOST_QUOTED, MOST_FOUND, MOST_REFUSED = 300, 60, 240
+"""Characters of a line that is quoted for what it names, of one by which it is found again, and of a client's error
+beside its advice.
+"""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 
@@ -433,7 +435,8 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             failure = _of_request(line, ending, version)
             said = f"{_failed_request(line).removesuffix('.')}."
             ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
-            yield said.replace("a request failed", f"{ended}; the last error", 1) if ending.refused > 1 else said
+            refused = said.replace("a request failed", f"{ended}; the last error", 1)
+            yield said if ending.refused <= 1 else printable(refused, MOST_REFUSED) if failure else refused
             if failure and (ending.failed or ending.state == "lost" or failure.is_decided):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()

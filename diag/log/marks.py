@@ -36,6 +36,8 @@ class Marks(NamedTuple):
     exception: re.Pattern[str]
     lone: re.Pattern[str]
     call_failed: re.Pattern[str]
+    of_plugin: re.Pattern[str]
+    of_platform: re.Pattern[str]
     bare_name: re.Pattern[str]
     stopped: re.Pattern[str]
     says_end: re.Pattern[str]

@@ -201,6 +201,8 @@ class LineMeanings:
         # a worker that raises has its place: what its start had waited for before has come
         waited = MARKS.waits_for_gpus if error.announced else None
         pending = [last for last in self._server.pending if not (waited and waited.match(last.text))]
+        if not MARKS.of_platform.search(error.text):  # vLLM goes on without a plugin, unless it is the device's
+            pending = [last for last in pending if not MARKS.of_plugin.search(last.frames)]
         for reason in (*pending, error):
             self._server.run.root_cause.consider(reason)
         if ends_server:  # and its start
