@@ -215,6 +215,9 @@ def _with_fixes(
         texts[0] = ending.context.error
     frames = quoted[0].frames if quoted else ""
     failure = known_failure(texts, server.version, model, frames, ending.context if ending else NOTHING)
+    if ending and not texts and diagnosis.incident.lints:  # no line says why: what the last lines complain of may
+        failure = told_by_vllm(ending.context, server.version)
+        failure = failure._replace(basis="guess") if failure else None
     if failure:  # what is known of the line says more than the incident's advice for any line
         kept = [
             proposal

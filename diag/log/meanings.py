@@ -98,9 +98,13 @@ class LineMeanings:
         if self._server.run.phase == "starting" and MARKS.waits_for_lock.match(line.text):
             self._server.run.waits_for = line.text
 
-    def note_request_error(self, line: ParsedLine, at: float) -> None:
-        """Keep the exception of a request that the web server prints, with the frame above it, or of a worker's call."""
-        if MARKS.logs_ends.match(line.source) and MARKS.lone.match(line.text):
+    def note_request_error(self, line: ParsedLine, at: float, *, is_known: bool) -> None:
+        """Keep the exception of a request that the web server prints, with the frame above it, or of a worker.
+
+        If the log has the server's start, a process that is not `is_known` may be an earlier server's.
+        """
+        is_of_server = is_known or not line.pid or not self._server.starts
+        if is_of_server and MARKS.logs_ends.match(line.source) and MARKS.lone.match(line.text):
             self._server.run.worker_error = ErrorLine.of(line, at)
         if line.process and not line.is_of_api_server:
             return
