@@ -144,7 +144,8 @@ class LogEnding(NamedTuple):
     without secrets; `lines` are the last lines of each event; `context` is what stands around the line that ended the
     server. `failed` of the last `answered` requests for inference ended with HTTP 5xx, `refused` with 4xx; `succeeded`
     is false if none of all did; `not_done` is the last route that changes the server and was last answered with HTTP
-    5xx; `load` are the requests and tokens of the last stats lines, in words, "" without one.
+    5xx; `is_unhealthy`: the last answer of /health was 503; `raised` is the exception of an engine or a worker behind
+    which no line shows work; `load` are the requests and tokens of the last stats lines, in words, "" without one.
     `is_still`: the server was at work, and its last stats line reports requests and no token. `waits` is the line of an
     engine at work whose ranks wait for each other, and behind which it has generated no token. `is_timed` is false if
     no line has a time: `at` is then that of the file. `goes_on`: another server in the same log is at work behind the
@@ -165,6 +166,8 @@ class LogEnding(NamedTuple):
     refused: int = 0
     succeeded: bool = True
     not_done: str = ""
+    is_unhealthy: bool = False
+    raised: str = ""
     load: str = ""
     is_still: bool = False
     waits: str = ""

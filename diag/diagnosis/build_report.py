@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from diag.core.contract import SLOS, Contract
-from diag.core.formatting import listed, plural, quantity
+from diag.core.formatting import listed, plural, printable, quantity
 from diag.core.incident import RANK, Incident
 from diag.core.incident import judged as by_judgement
 from diag.core.log_events import ANSWERS, READY, EventLine, LogContext, LogEnding
@@ -56,8 +56,10 @@ SHARE = failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the las
 REFUSED_SHARE = refused_share.at_least(1.0, by_judgement("all of the last answers"))
 READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
 """Commands that look for what a known line already tells."""
-MOST_QUOTED, MOST_FOUND = 300, 60
-"""Characters of a line that is quoted for what it names, and of one by which it is found again."""
+MOST_QUOTED, MOST_FOUND, MOST_REFUSED = 300, 60, 240
+"""Characters of a line that is quoted for what it names, of one by which it is found again, and of a client's error
+beside its advice.
+"""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 
@@ -213,6 +215,9 @@ def _with_fixes(
         texts[0] = ending.context.error
     frames = quoted[0].frames if quoted else ""
     failure = known_failure(texts, server.version, model, frames, ending.context if ending else NOTHING)
+    if ending and not texts and diagnosis.incident.lints:  # no line says why: what the last lines complain of may
+        failure = told_by_vllm(ending.context, server.version)
+        failure = failure._replace(basis="guess") if failure else None
     if failure:  # what is known of the line says more than the incident's advice for any line
         kept = [
             proposal
@@ -399,9 +404,14 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
     if ending.state == "serving" and WORDS.crash.match(tail):
         return NotJudged(REASONS["log_shows"]["crash"].format(line=around(hidden(tail), WORDS.crash)), subject)
     few_failed = 2 * ending.failed >= max(ending.answered, 1)
-    if ending.state == "serving" and (few_failed or ending.not_done):
-        why = REASONS["log_shows"]["few_failed" if few_failed else "not_done"].format(
-            failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}", route=ending.not_done
+    signs = {"unhealthy": ending.is_unhealthy, "raised": ending.raised, "few_failed": few_failed}
+    doubt = next((sign for sign, holds in signs.items() if holds and ending.state == "serving"), "")
+    doubt = doubt or ("not_done" if ending.not_done and ending.state in ("serving", "shut down") else "")
+    if doubt:
+        why = REASONS["log_shows"][doubt].format(
+            failed=f"{ending.failed} of its last {plural(ending.answered, 'answer')}",
+            route=ending.not_done,
+            raised=ending.raised,
         )
         told = _of_request(line, ending, "") if line else None
         return NotJudged(why, subject, told._replace(seen=_failed_request(line)) if line and told else None)
@@ -428,7 +438,8 @@ def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedSer
             failure = _of_request(line, ending, version)
             said = f"{_failed_request(line).removesuffix('.')}."
             ended = f"{plural(ending.refused, 'request')} refused with HTTP 4xx, of the last {ending.answered}"
-            yield said.replace("a request failed", f"{ended}; the last error", 1) if ending.refused > 1 else said
+            refused = said.replace("a request failed", f"{ended}; the last error", 1)
+            yield said if ending.refused <= 1 else printable(refused, MOST_REFUSED) if failure else refused
             if failure and (ending.failed or ending.state == "lost" or failure.is_decided):
                 yield f"{failure.means} ({failure.basis})"
             yield from (failure.do,) if failure else ()

@@ -70,6 +70,8 @@ class EndJudge:
             refused=latest.count("4xx"),
             succeeded=self._states.answers.succeeded != 0,
             not_done=next(reversed(self._states.answers.not_done), ""),
+            is_unhealthy=run.is_unhealthy,
+            raised=quote(run.worker_error.text, MOST_TEXT) if run.worker_error else "",
             load=load.words(self._at),
             is_still=state == "serving" and load.is_still,
             waits=run.rank_waits if state in ("serving", "lost") else "",
@@ -99,6 +101,9 @@ class EndJudge:
         announced, served = run.announced or (None, 0)
         if announced is not None and (not startup.is_ready or (announced.in_step and served == states.served)):
             pending = [announced, *pending]
+        elif startup.is_ready and run.is_unhealthy and run.worker_error is not None and not run.is_dead:
+            pending = [run.worker_error]
+            run.worker_error.in_step = True
         elif startup.is_ready and not any(error.in_step for error in pending):
             if run.is_dead and not states.starts and not startup.has_ended:  # the log begins with a worker's death
                 states.die(self._at)

@@ -190,7 +190,7 @@ class LogInterpreter:
         writers.handles_request = writers.handles_request or (phase == "unknown" and shows_request(line))
         is_at_work = phase == "serving" or (phase == "unknown" and writers.handles_request)
         if is_at_work and (line.level in FAILED or origin is LineOrigin.DOUBTED):
-            self._meanings.note_request_error(line, at)
+            self._meanings.note_request_error(line, at, is_known=is_known)
         if line.level in FAILED and phase != "starting":
             self._meanings.note_complaint(line, at)
         is_of_process = is_known and bool(line.pid)  # which no client is certain to know

@@ -98,13 +98,22 @@ class LineMeanings:
         if self._server.run.phase == "starting" and MARKS.waits_for_lock.match(line.text):
             self._server.run.waits_for = line.text
 
-    def note_request_error(self, line: ParsedLine, at: float) -> None:
-        """Keep the exception of a request that the web server prints, with the frame above it."""
+    def note_request_error(self, line: ParsedLine, at: float, *, is_known: bool) -> None:
+        """Keep the exception of a request that the web server prints, with the frame above it, or of a worker.
+
+        If the log has the server's start, a process that is not `is_known` may be an earlier server's.
+        """
+        is_of_server = is_known or not line.pid or not self._server.starts
+        if is_of_server and MARKS.logs_ends.match(line.source) and MARKS.lone.match(line.text):
+            self._server.run.worker_error = ErrorLine.of(line, at)
         if line.process and not line.is_of_api_server:
             return
         if frame := frame_of(line.text):
             self._frame_printed = frame
         elif MARKS.lone.match(line.text) or (self._frame_printed and MARKS.exception.match(line.text)):
+            call, last = MARKS.call_failed.match(line.text), self._server.lines.get(ANSWERS)
+            if call and last and self._server.answers.not_done and last[0].text.startswith(call[0]):
+                return  # the first failure of a call leaves what the later ones fail at
             self._server.lines[ANSWERS], self._frame_printed = (
                 (line, at, " < ".join(filter(None, (self._frame_printed, line.source)))),
                 "",
@@ -196,6 +205,8 @@ class LineMeanings:
         # a worker that raises has its place: what its start had waited for before has come
         waited = MARKS.waits_for_gpus if error.announced else None
         pending = [last for last in self._server.pending if not (waited and waited.match(last.text))]
+        if not MARKS.of_platform.search(error.text):  # vLLM goes on without a plugin, unless it is the device's
+            pending = [last for last in pending if not MARKS.of_plugin.search(last.frames)]
         for reason in (*pending, error):
             self._server.run.root_cause.consider(reason)
         if ends_server:  # and its start

@@ -106,6 +106,10 @@ class ServerRun:
     """An exception announced as the end of a process, behind which no line says that the server ended, and the lines
     that showed work until then.
     """
+    worker_error: ErrorLine | None = None
+    """The last exception that an engine at work or one of its workers logged, until a line shows work again."""
+    is_unhealthy: bool = False
+    """True if vLLM's last answer at /health was 503: its engine is dead."""
     abort: tuple[ErrorLine, int] | None = None
     """The line of a device's runtime behind which it aborts the process, and the lines that showed work until then."""
     is_of_script: bool = False

@@ -69,7 +69,10 @@ class ServerStates:
 
     def take_request(self, request: AnsweredRequest, at: float, is_doubted: bool = False) -> None:
         """Take a line of uvicorn's access log; one that may be a client's text shows no server at work."""
+        was_failing = bool(self.answers.not_done)
         self.answers.count(request, at, is_doubted)
+        if was_failing and not self.answers.not_done:
+            self.lines.pop(ANSWERS, None)
         if request.status.startswith("5"):
             self.cut_off("answers", at)
             if self.complaint is not None:
@@ -78,6 +81,10 @@ class ServerStates:
         if is_doubted:
             return
         self.writers.note_route(request.route)
+        if request.route == "/health":
+            self.run.is_unhealthy = request.status == "503"
+            if self.run.is_unhealthy and self.run.serves:
+                return
         is_answer = request.status.startswith("2") and asks_for_inference(request.method, request.route)
         if is_answer and not self.load.engines:  # a stream is answered before its first token: stats lines tell more
             self.run.rank_waits = ""
@@ -126,6 +133,7 @@ class ServerStates:
     def serve(self, at: float) -> None:
         self.run.signs += self.run.startup.has_ended
         self.reach(READY_STAGE, at)
+        self.run.worker_error = None
         self.next_start.clear()
         self.served += 1
 

@@ -175,6 +175,74 @@ NO_IMAGE_FRAME = (
     "frame #5: <unknown function> + 0x8e2f6 (0x7e33032b72f6 in /opt/venv/lib/python3.12/site-packages/lmcache/c_ops.so)"
 )
 
+INSPECTED = [
+    ENGINE.format("registry.py:321", line)
+    for line in (
+        RAISED,
+        FRAME.format("vllm/model_executor/models/registry.py", "_run_in_subprocess"),
+        "subprocess.CalledProcessError: Command '['/opt/venv/bin/python', '-m', 'vllm.model_executor.models.registry']'"
+        " died with <Signals.SIGTERM: 15>.",
+        "The above exception was the direct cause of the following exception:",
+        RAISED,
+        FRAME.format("vllm/model_executor/models/registry.py", "inspect_model_cls"),
+        "RuntimeError: Error raised in subprocess:",
+    )
+]
+PLUGIN = [
+    f"ERROR 06-22 01:20:00 [__init__.py:64] {line}"
+    for line in (
+        "Failed to load plugin frob",
+        RAISED,
+        FRAME.format("vllm/plugins/__init__.py", "load_plugins_by_group"),
+        FRAME.format("frob/base.py", "<module>"),
+        "ModuleNotFoundError: No module named 'frob_chain.docstore'",
+    )
+] + BEGUN_0_23
+TRUST = "ValueError: acme/frob Please pass the argument `trust_remote_code=True` to allow custom code to be run."
+DOTTED = ENGINE.format(
+    "core.py:1", '  File "/root/.cache/huggingface/modules/transformers_modules/{}/p.py", line 46, in f'
+)
+MODULE = ENGINE.format("core.py:1", "ModuleNotFoundError: No module named 'transformers_modules.Frob-4'")
+IN_MODEL = ENGINE.format("core.py:1", FRAME.format("vllm/model_executor/models/llama.py", "__init__"))
+NULL = ENGINE.format("core.py:1", "TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'")
+PER_LAYER = (
+    f"{API}[transformers] Reading global config value for per-layer attribute `head_dim` on a heterogeneous config."
+)
+SHAPE = ENGINE.format(
+    "core.py:1", "AssertionError: Attempted to load weight (torch.Size([512])) into parameter (torch.Size([256]))"
+)
+NVML = ENGINE.format(
+    "core.py:1", 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":995'
+)
+FULL = ENGINE.format(
+    "core.py:1",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB. GPU 0 has a total capacity of 79.33 GiB"
+    " of which 508.44 MiB is free. Including non-PyTorch memory, this process has 78.33 GiB memory in use.",
+)
+AUDIO = [
+    ENGINE.format("core.py:1", FRAME.format("vllm/model_executor/models/transformers/multimodal.py", "get_max")),
+    ENGINE.format("core.py:1", "ValueError: Unable to get max input length from FrobAudioConfig."),
+]
+LOOP = [
+    line
+    for minute in range(42, 48)
+    for line in (
+        f"INFO 04-02 18:{minute}:40 [utils.py:253] non-default args: {{'model': 'acme/frob'}}",
+        f"INFO 04-02 18:{minute}:50 [model.py:631] Resolved architecture: LlamaForCausalLM",
+        "Entry failed | type=AttributeError: FrobBackend has no attribute all_special_tokens_extended",
+    )
+]
+FIELD = [
+    f"ERROR 07-18 01:45:49 [chat_utils.py:1272] {line}"
+    for line in (
+        RAISED,
+        FRAME.format("vllm/entrypoints/chat_utils.py", "apply_mistral_chat_template"),
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ChatCompletionRequest",
+        "tools.0.function.description",
+        "  Input should be a valid string [type=string_type, input_value=None, input_type=NoneType]",
+    )
+]
+
 
 def told(folder: Path, lines: list[str]) -> str:
     """The short report on a log, as one line, from its verdict on."""
@@ -326,6 +394,37 @@ def told(folder: Path, lines: list[str]) -> str:
         ([*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("frob/compiler.py", "compile"), "frob <local> of FrobError: The pass pipeline"))], "EngineCore failed to start", 'says: "The pass'),
         # an alternative that stands alone is no second one
         ([*BEGUN_0_23, f"{API}INFO 06-22 01:20:03 [utils.py:261] non-default args: {{'model': 'm'}}", *(line.replace("04-02 18", "06-22 18") for line in (*STARTS, *(ENGINE.format("core.py:1", text) for text in (FRAME.format("vllm/v1/attention/backends/mla/frob.py", "forward"), "RuntimeError: MLA_SPARSE has odd frobs"))))], "Do now Upgrade vLLM; restart", "f it stays"),
+        # a child ended from outside; a plugin that vLLM goes on without, but not that of its device
+        (INSPECTED, "ended from outside with SIGTERM", "Mend the import error"),
+        ([line.replace("died with <Signals.SIGTERM: 15>", "returned non-zero exit status 1") for line in INSPECTED], "Mend the import error", "from outside"),
+        ([*PLUGIN, *(f"{API}{line}" for line in (RAISED, FRAME.format("vllm/entrypoints/openai/api_server.py", "<module>"), TRUST))], "start with --trust-remote-code", "frob_chain"),
+        ([*PLUGIN, *(f"{API}{line}" for line in (RAISED, FRAME.format("vllm/entrypoints/openai/api_server.py", "<module>"), "RuntimeError: Failed to infer device type"))], "frob_chain", "no driver"),
+        # a folder with a dot, a value of config.json that is null, a config that Transformers gives layer by layer
+        ([*STARTS, DOTTED.format("Frob-4.5-VL"), MODULE], "The model's folder Frob-4.5-VL has a dot", "Put the model's folder"),
+        ([*STARTS, DOTTED.format("Frob-4"), MODULE], "Put the model's folder", "has a dot"),
+        ([*STARTS, IN_MODEL, ENGINE.format("core.py:1", "    self.q_size = self.num_heads * self.head_dim"), NULL], "no number for head_dim", "Sure guess"),
+        ([*STARTS, IN_MODEL, ENGINE.format("core.py:1", "    return self.scale(x)"), NULL], "Sure guess", "no number for"),
+        ([PER_LAYER, *STARTS, IN_MODEL, SHAPE], "gives the model's head_dim layer by layer", "--hf-overrides"),
+        ([*STARTS, IN_MODEL, SHAPE], "--hf-overrides", "layer by layer"),
+        # whose socket; whose memory; who forced the backend
+        ([*STARTS, GPU_FRAME, ENGINE.format("core.py:1", "zmq.error.ZMQError: Address already in use (addr='ipc:///tmp/lmcache_rpc_port_0')")], "lmcache_rpc_port", "--data-parallel-rpc-port"),
+        ([*STARTS, GPU_FRAME, ENGINE.format("core.py:1", "zmq.error.ZMQError: Address already in use (addr='ipc:///tmp/0a-1b')")], "has the local socket /tmp/0a-1b", "lmcache"),
+        ([*STARTS, ENGINE.format("core.py:1", FRAME.format("vllm/model_executor/layers/linear.py", "create_weights")), NVML], "the model alone is too large", "lower --gpu-memory-utilization by 0.05"),
+        ([*STARTS, GPU_FRAME, NVML], "lower --gpu-memory-utilization by 0.05", "the model alone"),
+        ([*STARTS, ENGINE.format("core.py:1", FRAME.format("vllm/v1/sample/ops/topk_topp_sampler.py", "flashinfer_sample")), FULL], "the sampler's memory", "weights were still loading"),
+        ([*STARTS, GPU_FRAME, FULL], "the largest step", "sampler"),
+        ([SCRIPT[0].replace("16384", "16384, 'model_impl': 'transformers'"), *STARTS, AUDIO[0], AUDIO[1]], "Start without --model-impl", "a defect"),
+        ([SCRIPT[0], *STARTS, AUDIO[0], AUDIO[1]], "a defect", "--model-impl"),
+        # an NPU's advice needs an NPU's words
+        ([*LMCACHE, LMCACHE[0].replace("DEBUG: Evicting 1 chunk from gpu memory", "WARNING: Failed to allocate memory for the KV cache."), *STARTS, ENGINE.format("core.py:1", FRAME.format("lmcache/v1/gpu_connector.py", "to_gpu")), ENGINE.format("core.py:1", "AttributeError: 'NoneType' object has no attribute 'tensor'")], "--kv-transfer-config", "NPU"),
+        # the line below decides what native code says
+        ([*STARTS, UNCAUGHT.replace("DistBackendError", "AcceleratorError"), "[rank2]:[E204 23:13:49.07 ProcessGroupNCCL.cpp:2057] [PG ID 2] Process group watchdog thread", "", "  what():  CUDA error: unspecified launch failure"], "unspecified launch failure", "Act on the 'what():' line"),
+        ([*STARTS, UNCAUGHT.replace("DistBackendError", "AcceleratorError")], "Act on the 'what():' line", "launch failure"),
+        # of a crash loop without a reason, the exception in the last lines
+        (LOOP, 'pip install "transformers<5"', "Roll back"),
+        ([line.replace("AttributeError: F", "f") for line in LOOP], "Roll back", "transformers<5"),
+        # the request's field that is wrong
+        ([REFUSED, *FIELD, REFUSED], "tools.0.function.description is None", "roles and order"),
         # figures of the error
         ([SHORT.format(250000, "1.8", "0.35", 856)], "A length that fits would serve nobody", "Start with --max-model-len 856"),
         ([SHORT.format(262144, "24.0", "3.18", 34736)], "Start with --max-model-len 34736", "would serve nobody"),
@@ -378,6 +477,67 @@ def test_a_call_that_should_change_the_server_and_failed_is_no_all_clear(
     text = told(tmp_path, [*SERVES, SERVED, *lines])
     assert text.startswith(verdict)
     assert ("the last call of /wake_up ended with HTTP 5xx" in " ".join(text.split())) == (verdict == "CANNOT TELL")
+
+
+FULL_AT_WORK = (
+    "(Worker_TP1 pid=510) (Worker_TP3 pid=512) ERROR 11-20 10:05:09 [multiproc_executor.py:932]"
+    " torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB."
+)
+LOADED = "(Worker_TP3 pid=512) INFO 11-20 10:00:09 [gpu_model_runner.py:1985] Loading model from scratch..."
+HEALTH = f'{API}INFO:     172.18.0.1:48712 - "GET /health HTTP/1.1" {{}}'
+DEAD, ALIVE = HEALTH.format("503 Service Unavailable"), HEALTH.format("200 OK")
+
+
+@each_row(
+    "lines, verdict",
+    [
+        ([FULL_AT_WORK, DEAD], "CRITICAL gpu_out_of_memory"),
+        ([*SERVES, FULL_AT_WORK], "NO FAILURE FOUND"),  # of an earlier server's worker
+        ([SERVES[0], LOADED, *SERVES[1:], FULL_AT_WORK], "CANNOT TELL"),
+        ([FULL_AT_WORK], "CANNOT TELL"),
+        ([DEAD], "CANNOT TELL"),
+        ([FULL_AT_WORK, SERVED], "NO FAILURE FOUND"),
+        ([FULL_AT_WORK, ALIVE], "NO FAILURE FOUND"),
+        ([DEAD, ALIVE], "NO FAILURE FOUND"),
+        ([DEAD.replace("/health", "/frob")], "NO FAILURE FOUND"),
+    ],
+)
+def test_a_worker_s_last_exception_and_a_503_at_health_are_no_all_clear(
+    tmp_path: Path, lines: list[str], verdict: str
+) -> None:
+    cut = [] if lines[0] == SERVES[0] else SERVES[2:]
+    assert told(tmp_path, [*cut, *lines]).startswith(verdict)
+
+
+WOKEN = [
+    SERVED.replace('/v1/chat/completions HTTP/1.1" 200 OK', '/wake_up HTTP/1.1" {}'),
+    f"{API}Exception: Call to wake_up method failed: CUDA Error: {{}} at /w/csrc/cumem_allocator.cpp:175",
+]
+
+FAILED_IN = [f"{API}{line}" for line in (RAISED, FRAME.format("vllm/v1/engine/core_client.py", "call_utility"))]
+
+
+@each_row(
+    "failures, says, says_not",
+    [
+        (["out of memory", "invalid argument"], "another process took the GPU memory", "Install vLLM"),
+        (["out of memory", "", "invalid argument"], "Install vLLM", "another process took"),
+    ],
+)
+def test_the_first_failure_of_a_call_is_its_cause(
+    tmp_path: Path, failures: list[str], says: str, says_not: str
+) -> None:
+    lines = [
+        line
+        for failure in failures
+        for line in (
+            [WOKEN[0].format("500 Internal Server Error"), *FAILED_IN, WOKEN[1].format(failure)]
+            if failure
+            else [WOKEN[0].format("200 OK")]
+        )
+    ]
+    text = told(tmp_path, [*SERVES, SERVED, *lines])
+    assert text.startswith("CANNOT TELL") and says in text and says_not not in text, text
 
 
 @each_row("later, ends", [(2, "with a server at work, behind the failed start"), (1, "with a failed start")])
