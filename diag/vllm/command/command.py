@@ -169,6 +169,15 @@ class Command(NamedTuple):
         mine, others = ((one.words, one.model, one.image, one.exported) for one in (self, other))
         return mine == others and next(values) == next(values)
 
+    def is_other_call(self, other: "Command") -> bool:
+        """Return True for calls of one function of a script in different branches."""
+        ways = (self.path, other.path)
+        return self.line == other.line and all(ways) and ways[0] != ways[1]
+
+    def is_again(self, other: "Command") -> bool:
+        """Return True for such calls with the same values."""
+        return self.is_other_call(other) and self.is_like(other)
+
     def written(self) -> str:
         """Write the command in one line, with the commands around it and the variables that are exported to it."""
         text = line([*self.exported, *self.words])

@@ -175,16 +175,33 @@ def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
 
 
 def called(text: str, file: Path) -> tuple[str, bool]:
-    """Fill in the arguments of the one call of a script beside it; True if a systemd unit starts it."""
+    """Fill in the arguments of the one call of a script beside it; True if a systemd unit starts it.
+
+    The variables of that unit are set in the script's first line.
+    """
     call, folder = re.compile(NOTATIONS["patterns"]["dockerfile_call"] % re.escape(file.name), re.M), file.parent
     kinds = ("*.*" if _POSITION.search(text) else "*.service", "*/*.service") if file.suffix in (".sh", ".bash") else ()
     able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in _CALLERS and one != file)
     calls = [(one, "EnvironmentFile" not in it) for it in map(_text, able[:_MOST_CALLERS]) for one in call.finditer(it)]
+    of_unit = {_variables(one.string) for one, is_whole in calls if one["unit"] and is_whole}
+    if len(calls) == len(of_unit) == 1 and (pairs := of_unit.pop()):
+        head, rest = ("", text[text.index("\n") :]) if re.match(r"#!.*\n", text) else ("; ", text)
+        text = f"export {pairs}{head}{rest}"
     given = {one["rest"].strip("& \t\r") for one, _ in calls}
     words = given.pop().split() if len(given) == 1 else []
     if all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):
         text = _POSITION.sub(lambda at: dict(enumerate(words, 1)).get(int(at[1] or at[2]), at[0]), text)
     return text, any(one["unit"] and is_whole for one, is_whole in calls)
+
+
+def _variables(unit: str) -> str:
+    """Return the variables of a systemd unit for a shell: a secret, or what systemd fills in, by name alone."""
+    pairs = [word.partition("=") for line in re.findall(r"(?m)^Environment=(.*)$", unit) for word in split(line)]
+    return " ".join(
+        f"{name}=${name}" if _SECRET.fullmatch(name) or re.search("[%$`]", value) else f"{name}={shlex.quote(value)}"
+        for name, joined, value in pairs
+        if joined and name.isidentifier()
+    )
 
 
 def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path]:

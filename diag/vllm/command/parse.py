@@ -153,7 +153,7 @@ _SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"
 _VARIABLE_WORD = re.compile(r"\$\{?(\w+)\}?")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
-_WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
+_WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
 _MOST_BRANCHES = 8
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
@@ -509,7 +509,7 @@ def _parse_shell(
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
         job = Container("Slurm job", shared_memory=None, gpus=int(gpus[2]), gpus_by=by, is_whole=False)
         job = job._replace(nodes=int(nodes[1]) if nodes else 1, product=gpus[1] or "")
-    return tuple(
+    started = [
         first._replace(
             branches=(*others, *first.branches),
             line=steps[at].line,
@@ -522,7 +522,9 @@ def _parse_shell(
             lost=_lost(steps[at + 1].words if at + 1 < len(steps) else ()),
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
-    )
+    ]
+    again = [any(map(one.is_again, started[:at])) for at, one in enumerate(started)]
+    return tuple(one for one, is_again in zip(started, again, strict=True) if not is_again)
 
 
 def _branches(
@@ -536,7 +538,10 @@ def _branches(
     runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
     turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
     first = {**turns[0], **usual}
-    starts = dict.fromkeys(step.path for step in steps if step.path and _serve_end(step.words) is not None)
+    able = (step for step in steps if step.path)
+    starts = dict.fromkeys(
+        step.path for step in able if not {_serve_end(step.words), _find_image(step.words, {}).arguments} <= {None}
+    )
     aside = (dict(path) for path in starts if any(first[block] != way for block, way in path))
     blocks = {block: at for at, step in reversed([*enumerate(steps)]) for block, _ in step.path}  # where each begins
     ended = {step.path[-1] for step in steps if step.path and step.words[:1] == ["exit"]}
@@ -686,7 +691,11 @@ def _run(
         filled = [part for word in words for part in arrays.get(_ARRAY_USE.sub(r"${\1[@]}", word), [word])]
         if name.endswith("+") and use in launched:
             launched[use] += filled[: _MOST_WORDS - len(launched[use])]
-        elif name and _serve_end(words) is None:
+            continue
+        replaced = launched.pop(use, None) if name else None
+        if replaced and not any(f"{{{name}[" in word for _, words in commands for word in words):  # it never ran
+            commands = [(place, words) for place, words in commands if words is not replaced]
+        if name and _serve_end(words) is None:
             arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
         elif filled and not _MENTIONS.fullmatch(filled[0]):  # an array may be a command itself
             commands.append((at, filled))
