@@ -42,10 +42,10 @@ _MOST_NAMED = 8
 _DOCSTRING = re.compile(r'(?m)^[ \t]*[rR]?"""(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$')
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
-_TAG = re.compile(rf"(?:^|/)vllm-(?:openai|omni|cpu)[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
+_TAG = re.compile(rf"(?:^|/)(?:vllm-(?:openai|omni|cpu)[\w.-]*|intel/vllm):{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
 """vLLM's version in the tag of an image: of vLLM's own images, or after the word vllm; others have their own."""
 _OWN = re.compile(
-    r"(?:[\w.-]+[.:][\w.:-]+/)*(?:vllm/)?vllm-(?:openai|omni|cpu)[\w.-]*(?:[:@].*)?|vllm(?:[:@].*)?|.*\$.*"
+    r"(?:[\w.-]+[.:][\w.:-]+/)*(?:vllm/)?vllm-(?:openai|omni|cpu)[\w.-]*(?:[:@].*)?|(?:intel/)?vllm(?:[:@].*)?|.*\$.*"
 )
 """vLLM's own images, also in a registry that mirrors them; `vllm` stands for an image that is unknown."""
 _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|/|$)")
