@@ -288,14 +288,10 @@ def _run_together(first: Command, second: Command) -> bool:
     """Return True if two servers of one text run at the same time on one host."""
     boxes = (first.container, second.container)
     if all(box and box.kind == "Compose service" and box.is_whole for box in boxes):
-        profiles = [{*box.profiles} for box in boxes if box]
-        return profiles[0] == profiles[1] or bool(profiles[0] & profiles[1])
+        profiles, others = ({*box.profiles} for box in boxes if box)
+        return profiles == others or not profiles.isdisjoint(others)
     ways = dict(first.path)  # the other branch of an if, or functions, which may run one after the other
-    if (
-        first.place != second.place
-        or first.is_other_call(second)
-        or any(ways.get(block, way) != way for block, way in second.path)
-    ):
+    if first.place != second.place or any(ways.get(block, way) != way for block, way in second.path):
         return False
     stays = first.is_background or {"-d", "--detach", "-itd", "-dit"} & {*first.words[: first.arguments]}
     return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,10 +109,19 @@ def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
     with suppress(OSError, BadUsage):
         is_own = file.absolute() == chart / "values.yaml"
         whole = documents[0] if is_own else _merged(read_yaml(chart / "values.yaml"), documents[0])
+        whole = _without_unused(whole, chart / "templates")
         image, version = inner(whole, "image"), read_yaml(chart / "Chart.yaml").get("appVersion")
         is_usual = version and image.get("repository") and image.get("tag", "-") in ("", None)
         return [{**whole, "image": {**image, "tag": version}} if is_usual else whole]
     return documents
+
+
+def _without_unused(values: Mapping[str, Any], templates: Path) -> dict[str, Any]:
+    """Return values without the parts that are not enabled and that none of the templates, if there are any, names."""
+    files = [read_bytes(one, _MOST_BYTES) for one in islice(templates.rglob("*.[yt]*"), _MOST)]
+    text = b"\n".join(files if not (templates.parent / "charts").exists() else ()).decode("utf-8", "replace")
+    unused = {key for key in values if text and inner(values, key).get("enabled") is False and f".{key}" not in text}
+    return {key: value for key, value in values.items() if key not in unused}
 
 
 def _merged(usual: Any, over: Any) -> Any:

@@ -125,8 +125,8 @@ class Command(NamedTuple):
     runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names.
     `by_default` is the same command with the defaults of its variables, if there are any.
     `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word; `path` has the
-    branches of the script around it, as a Statement's; `absent` are variables in it that are empty by default,
-    `dockerfile` is the text of which its image is built.
+    branches of the script around it, as a Statement's, and those of the calls of its function; `absent` are variables
+    in it that are empty by default, `dockerfile` is the text of which its image is built.
     """
 
     words: tuple[str, ...]
@@ -168,15 +168,6 @@ class Command(NamedTuple):
         values = ([one.values for one in way.given] for way in (self, other))
         mine, others = ((one.words, one.model, one.image, one.exported) for one in (self, other))
         return mine == others and next(values) == next(values)
-
-    def is_other_call(self, other: "Command") -> bool:
-        """Return True for calls of one function of a script in different branches."""
-        ways = (self.path, other.path)
-        return self.line == other.line and all(ways) and ways[0] != ways[1]
-
-    def is_again(self, other: "Command") -> bool:
-        """Return True for such calls with the same values."""
-        return self.is_other_call(other) and self.is_like(other)
 
     def written(self) -> str:
         """Write the command in one line, with the commands around it and the variables that are exported to it."""

@@ -306,8 +306,7 @@ def read_service(service: Mapping[str, Any], environment: Mapping[str, str]) -> 
     run = read_run([*map(default, words)], environment, "Compose service")
     if not run:
         return None
-    profiles = service.get("profiles")
-    profiles = tuple(map(str, profiles)) if isinstance(profiles, list) else ()
+    profiles = tuple(_texts(service, "profiles"))
     count = "all" if run.gpus_by == EVERY_GPU else run.gpus
     by = f"device_ids: {', '.join(run.devices)}" if run.devices else f"count: {count}"
     return run._replace(is_whole=run.is_whole and "extends" not in service, gpus_by=by, profiles=profiles)

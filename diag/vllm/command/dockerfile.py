@@ -117,6 +117,8 @@ def _program(rest: str) -> tuple[str, ...]:
         words = parse_json(rest) if rest.startswith("[") else None
     except ValueError:
         words = None
+    if rest == "[":
+        raise BadUsage("the Dockerfile has a list over several lines: each but the last needs a \\ at its end")
     return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
 
 
@@ -183,10 +185,9 @@ def called(text: str, file: Path) -> tuple[str, bool]:
     kinds = ("*.*" if _POSITION.search(text) else "*.service", "*/*.service") if file.suffix in (".sh", ".bash") else ()
     able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in _CALLERS and one != file)
     calls = [(one, "EnvironmentFile" not in it) for it in map(_text, able[:_MOST_CALLERS]) for one in call.finditer(it)]
-    of_unit = {_variables(one.string) for one, is_whole in calls if one["unit"] and is_whole}
-    if len(calls) == len(of_unit) == 1 and (pairs := of_unit.pop()):
-        head, rest = ("", text[text.index("\n") :]) if re.match(r"#!.*\n", text) else ("; ", text)
-        text = f"export {pairs}{head}{rest}"
+    units = {one.string for one, is_whole in calls if one["unit"] and is_whole}
+    if len(calls) == len(units) == 1:
+        text = _exports(units.pop()) + text
     given = {one["rest"].strip("& \t\r") for one, _ in calls}
     words = given.pop().split() if len(given) == 1 else []
     if all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):
@@ -194,14 +195,15 @@ def called(text: str, file: Path) -> tuple[str, bool]:
     return text, any(one["unit"] and is_whole for one, is_whole in calls)
 
 
-def _variables(unit: str) -> str:
+def _exports(unit: str) -> str:
     """Return the variables of a systemd unit for a shell: a secret, or what systemd fills in, by name alone."""
-    pairs = [word.partition("=") for line in re.findall(r"(?m)^Environment=(.*)$", unit) for word in split(line)]
-    return " ".join(
-        f"{name}=${name}" if _SECRET.fullmatch(name) or re.search("[%$`]", value) else f"{name}={shlex.quote(value)}"
-        for name, joined, value in pairs
-        if joined and name.isidentifier()
+    words = [word for line in re.findall(r"(?m)^Environment=(.*)$", unit) for word in split(line)]
+    pairs = [word.partition("=")[::2] for word in words if re.match(r"[A-Za-z_]\w*=", word)]
+    texts = (
+        f"${name}" if _SECRET.fullmatch(name) or re.search("[%$`]", value) else shlex.quote(value)
+        for name, value in pairs
     )
+    return "".join(f"export {name}={text}; " for (name, _), text in zip(pairs, texts, strict=True))
 
 
 def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path]:

@@ -5,7 +5,7 @@ import shlex
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise, takewhile
+from itertools import compress, islice, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -327,7 +327,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     except BadUsage as error:
         if suffix == ".py":
             raise
-        launches, refused = (), error  # a script may hold a manifest or Python
+        launches, refused = (), None if suffix == ".toml" else error  # a script may hold a manifest or Python
     if launches:
         return _commands(launches, version, folder, text)
     if suffix == ".j2":  # with the keys of a YAML
@@ -513,7 +513,8 @@ def _parse_shell(
         first._replace(
             branches=(*others, *first.branches),
             line=steps[at].line,
-            path=steps[at].path,
+            # a function is called in one branch or in another
+            path=(*(path := steps[at].path), *[(-steps[at].line, hash(path))] * bool(path)),
             place=functions[min(steps[at].line, len(functions) - 1)],
             is_background=steps[at].is_background and not _ends(steps[at + 1 :], servers),
             container=first.container or job,
@@ -523,8 +524,11 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     ]
-    again = [any(map(one.is_again, started[:at])) for at, one in enumerate(started)]
-    return tuple(one for one, is_again in zip(started, again, strict=True) if not is_again)
+    able = (
+        not any(one.line == other.line and one.path != other.path and one.is_like(other) for other in started[:at])
+        for at, one in enumerate(started)
+    )
+    return tuple(compress(started, able))  # calls of a function with the same values are one server
 
 
 def _branches(

@@ -208,11 +208,6 @@ def _shown(mention: Given, text: str) -> str | None:
     return None if "://" in text and kept != text else kept or None  # no URL is shown in part
 
 
-def _is_switch(key: str) -> bool:
-    """Return True for the name of a switch of a model's own: plain words, none of which is that of a secret."""
-    return bool(_SWITCH.fullmatch(key)) and not is_secret(key) and hidden(key) == key
-
-
 def _part(content: Any, key: str) -> Any:
     """Return JSON with known keys or switches, and numbers, switches or names; ValueError if it has more.
 
@@ -220,8 +215,10 @@ def _part(content: Any, key: str) -> Any:
     """
     if isinstance(content, list) and content and all(isinstance(part, tuple) for part in content):
         keys = [name for name, _ in content]
-        is_shown = all(name in KEYS or (isinstance(part, bool) and _is_switch(name)) for name, part in content)
-        if len({*keys}) < len(keys) or not is_shown:
+        switches = {
+            key for key, on in content if isinstance(on, bool) and _SWITCH.fullmatch(key) and not is_secret(key)
+        }
+        if len({*keys}) < len(keys) or not KEYS.union(switches).issuperset(keys):
             raise ValueError
         return {name: _part(part, name) for name, part in content}
     if isinstance(content, list):
