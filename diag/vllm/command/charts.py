@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from operator import ge, gt, le, lt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,24 +103,19 @@ def chart_of(file: Path) -> Path | None:
 def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
     """Put the values of an environment over those of its chart, which they complete; its version is the usual tag."""
     chart = chart_of(file)
-    if not chart or len(documents) != 1:
+    if not chart or len(documents) != 1 or not isinstance(documents[0], dict):
         return documents
     with suppress(OSError, BadUsage):
         is_own = file.absolute() == chart / "values.yaml"
         whole = documents[0] if is_own else _merged(read_yaml(chart / "values.yaml"), documents[0])
-        whole = _without_unused(whole, chart / "templates")
-        image, version = inner(whole, "image"), read_yaml(chart / "Chart.yaml").get("appVersion")
+        about, files = read_yaml(chart / "Chart.yaml"), sorted((chart / "templates").rglob("*.[yt]*"))
+        text = b"" if "dependencies" in about else b"".join(read_bytes(one, _MOST_BYTES) for one in files[:_MOST])
+        able = {key for key in whole if not text or f".{key}".encode() in text}  # a template reads the key
+        whole = {key: part for key, part in whole.items() if key in able or inner(part).get("enabled") is not False}
+        image, version = inner(whole, "image"), about.get("appVersion")
         is_usual = version and image.get("repository") and image.get("tag", "-") in ("", None)
         return [{**whole, "image": {**image, "tag": version}} if is_usual else whole]
     return documents
-
-
-def _without_unused(values: Mapping[str, Any], templates: Path) -> dict[str, Any]:
-    """Return values without the parts that are not enabled and that none of the templates, if there are any, names."""
-    files = [read_bytes(one, _MOST_BYTES) for one in islice(templates.rglob("*.[yt]*"), _MOST)]
-    text = b"\n".join(files if not (templates.parent / "charts").exists() else ()).decode("utf-8", "replace")
-    unused = {key for key in values if text and inner(values, key).get("enabled") is False and f".{key}" not in text}
-    return {key: value for key, value in values.items() if key not in unused}
 
 
 def _merged(usual: Any, over: Any) -> Any:

@@ -509,12 +509,11 @@ def _parse_shell(
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
         job = Container("Slurm job", shared_memory=None, gpus=int(gpus[2]), gpus_by=by, is_whole=False)
         job = job._replace(nodes=int(nodes[1]) if nodes else 1, product=gpus[1] or "")
-    started = [
+    commands = [
         first._replace(
             branches=(*others, *first.branches),
             line=steps[at].line,
-            # a function is called in one branch or in another
-            path=(*(path := steps[at].path), *[(-steps[at].line, hash(path))] * bool(path)),
+            path=(*(path := steps[at].path), *[(-steps[at].line, hash(path))] * bool(path)),  # one of its calls
             place=functions[min(steps[at].line, len(functions) - 1)],
             is_background=steps[at].is_background and not _ends(steps[at + 1 :], servers),
             container=first.container or job,
@@ -524,11 +523,11 @@ def _parse_shell(
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     ]
-    able = (
-        not any(one.line == other.line and one.path != other.path and one.is_like(other) for other in started[:at])
-        for at, one in enumerate(started)
+    is_new = (
+        not any(one.line == other.line and one.path != other.path and one.is_like(other) for other in commands[:at])
+        for at, one in enumerate(commands)
     )
-    return tuple(compress(started, able))  # calls of a function with the same values are one server
+    return tuple(compress(commands, is_new))  # calls of a function with the same values are one server
 
 
 def _branches(
@@ -542,10 +541,8 @@ def _branches(
     runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
     turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
     first = {**turns[0], **usual}
-    able = (step for step in steps if step.path)
-    starts = dict.fromkeys(
-        step.path for step in able if not {_serve_end(step.words), _find_image(step.words, {}).arguments} <= {None}
-    )
+    started = (step for step in steps if _serve_end(step.words) or _find_image(step.words, {}).arguments)
+    starts = dict.fromkeys(step.path for step in started if step.path)
     aside = (dict(path) for path in starts if any(first[block] != way for block, way in path))
     blocks = {block: at for at, step in reversed([*enumerate(steps)]) for block, _ in step.path}  # where each begins
     ended = {step.path[-1] for step in steps if step.path and step.words[:1] == ["exit"]}

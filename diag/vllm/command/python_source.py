@@ -361,8 +361,7 @@ class _Source(_Values):
             for name, value in pairs:
                 same = assigned.setdefault(getattr(name, "id", ""), [])
                 same.append(value)
-                is_plain = len(same) == 1 or isinstance(value, ast.Constant)
-                if isinstance(name, ast.Name) and is_plain and _is_one(same, stored[name.id]):
+                if isinstance(name, ast.Name) and _is_one(same, stored[name.id]):
                     self._values[name.id] = value
                     is_fixed = isinstance(value, ast.Constant | ast.JoinedStr) or _is_gpu(value)
                     self._changed -= {name.id} if is_fixed else set()

@@ -215,10 +215,8 @@ def _part(content: Any, key: str) -> Any:
     """
     if isinstance(content, list) and content and all(isinstance(part, tuple) for part in content):
         keys = [name for name, _ in content]
-        switches = {
-            key for key, on in content if isinstance(on, bool) and _SWITCH.fullmatch(key) and not is_secret(key)
-        }
-        if len({*keys}) < len(keys) or not KEYS.union(switches).issuperset(keys):
+        able = {key for key, on in content if isinstance(on, bool) and _SWITCH.fullmatch(key) and not is_secret(key)}
+        if len({*keys}) < len(keys) or not KEYS.issuperset({*keys} - able):
             raise ValueError
         return {name: _part(part, name) for name, part in content}
     if isinstance(content, list):
