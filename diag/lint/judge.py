@@ -288,8 +288,7 @@ def _run_together(first: Command, second: Command) -> bool:
     """Return True if two servers of one text run at the same time on one host."""
     boxes = (first.container, second.container)
     if all(box and box.kind == "Compose service" and box.is_whole for box in boxes):
-        profiles, others = ({*box.profiles} for box in boxes if box)
-        return profiles == others or not profiles.isdisjoint(others)
+        return len({frozenset(box.profiles) for box in boxes if box}) == 1
     ways = dict(first.path)  # the other branch of an if, or functions, which may run one after the other
     if first.place != second.place or any(ways.get(block, way) != way for block, way in second.path):
         return False

@@ -25,6 +25,7 @@ from diag.vllm.command.dockerfile import with_constants
 
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
 IMAGE = "image: vllm/vllm-openai:v0.25.1"
+FIRST = GPU % 'device_ids: ["0"]'
 AGAIN = "weights_are_downloaded_again"
 
 
@@ -46,6 +47,18 @@ def pod(args: str, more: str = "", spec: str = "") -> str:
 
 RUN = "docker run -p 127.0.0.1:8000:8000 --ipc=host --gpus"
 SHELL = "IS=1\nARGS=(--seed 1)\n"
+CALLED = f"""go() {{
+  local share=$1
+  {RUN} all -d vllm/vllm-openai:v0.25.1 --model m --gpu-memory-utilization $share --max-model-len $2
+}}
+%s
+go %s
+%s
+go %s
+%s
+go %s
+%s
+"""
 TABLE = {
     # a file: what it holds, and the rules of errors (2) and warnings (1) of each server
     "second service broken": (
@@ -374,13 +387,13 @@ TABLE = {
         "s.sh",
         "pip install vllm==0.16.0\ncat <<EOF | tee run.sh\n#!/bin/sh\nvllm serve m \\\\\n  --swap-space 4\nEOF\n"
         "cat >vllm.service <<'EOF'\n[Service]\nExecStart=/opt/bin/vllm serve n \\\n  --swap-space 4\nEOF\n",
-        [{"no_effect": 1}, {"no_effect": 1}],
+        [{"no_effect": 1}, {"no_effect": 1, "public_without_a_key": 1}],
     ),
     "a unit on another host": (
         "s.sh",
         "ssh gpu 'bash -s' <<'END'\n  cat >v.service <<'EOF'\n[Service]\nExecStart=/bin/vllm serve n --swap-space 4\n"
         "EOF\nEND\n",
-        [{"removed_flag": 1}],
+        [{"removed_flag": 1, "public_without_a_key": 1}],
     ),
     "a name of a function": (
         "s.py",
@@ -1287,6 +1300,67 @@ TABLE = {
         "import modal\n@app.cls(gpu='L4')\nclass Server:\n    @modal.enter()\n    def start(self):\n"
         "        subprocess.Popen(['vllm', 'serve', 'm'])\n    @modal.web_server(8000)\n    def serve(self):\n        pass\n",  # noqa: E501
         [{"public_without_a_key": 1}],
+    ),
+    "calls of a function in branches": (
+        "s.sh",
+        CALLED % ("case $1 in\na)", "0.9 64", ";;\nb)", "0.8 32", ";;\nc)", "0.9 64", ";;\nesac"),
+        [{}, {}],
+    ),
+    "calls of a function one after the other": (
+        "s.sh",
+        CALLED % ("", "0.9 64", "", "0.8 32", "", "0.9 64", ""),
+        [{}, {"gpu_taken_twice": 2}, {"gpu_taken_twice": 2}],
+    ),
+    "an array that is assigned anew": (
+        "s.sh",
+        "A=(vllm serve m --swap-space 4)\nA=(vllm serve n)\n\"${A[@]}\"\n",
+        [{}],
+    ),
+    "an array that ran before it is assigned anew": (
+        "s.sh",
+        "A=(vllm serve m --swap-space 4)\n\"${A[@]}\"\nA=(vllm serve n)\n\"${A[@]}\"\n",
+        [{"removed_flag": 1}, {}],
+    ),
+    "services of one profile": (
+        "c.yaml",
+        compose(*[service(f"--model m --max-model-len {k}k", "ipc: host", "profiles: [x]", FIRST) for k in (1, 2)]),
+        [{}, {"gpu_taken_twice": 2}],
+    ),
+    "services of different profiles": (
+        "c.yaml",
+        compose(*[service("--model m --max-model-len 1k", "ipc: host", f"profiles: [{k}]", FIRST) for k in "ab"]),
+        [{}, {}],
+    ),
+    "a service of a profile without a GPU": (
+        "c.yaml",
+        compose(service("--model m", "profiles: [gpu]", "ports: ['127.0.0.1:8000:8000']")),
+        [{"gpu_limit_differs": 1}],
+    ),
+    "a service written twice": (
+        "c.yaml",
+        compose(service("--model m", FIRST)) + f"  # again\n  chat:\n    {IMAGE}\n    command: n\n    gpus: all\n",
+        [{"service_written_twice": 2}],
+    ),
+    "a service that is called as a key of another": (
+        "c.yaml",
+        compose(service("--model m", FIRST, "labels:", "  chat: x")) + "  other:\n    labels:\n      chat: y\n",
+        [{}],
+    ),
+    "a token as a default": (
+        "s.sh",
+        'export HF_TOKEN="${HF_TOKEN:-hf_aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeFgH}"\n'
+        'exec apptainer exec --env HF_TOKEN="$HF_TOKEN" v.sif vllm serve m\n',
+        [{"key_in_the_text": 1}],
+    ),
+    "a placeholder as a default": ("s.sh", 'export HF_TOKEN="${HF_TOKEN:-hf_your_token_here}"\nvllm serve m\n', [{}]),
+    "a key that only begins with local": ("s.sh", "vllm serve m --api-key local-qwen-key\n", [{"key_in_the_text": 1}]),
+    "a key for local use": ("s.sh", "vllm serve m --api-key local-dev\n", [{}]),
+    "a unit without a host": ("v.service", "[Service]\nExecStart=/b/vllm serve m\n", [{"public_without_a_key": 1}]),
+    "a unit for its own host": ("v.service", "[Service]\nExecStart=/b/vllm serve m --host 127.0.0.1\n", [{}]),
+    "the tag of Intel's image": (
+        "s.sh",
+        f"{RUN} all intel/vllm:0.25.1-xpu --model m --swap-space 4\n",
+        [{"removed_flag": 2}],
     ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
@@ -2278,6 +2352,19 @@ EXEC = """FROM vllm/vllm-openai:v0.25.1
 ENV M=org/m
 CMD ["--model", "${M}"]
 """
+UNIT_SCRIPT = "#!/bin/bash\nM=${M:-org/m}\nD=/d\nT=${T:-${D}/t}\nvllm serve $M --port ${PORT:-8} --tokenizer $T\n"
+TWO_FUNCTIONS = """import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--size", type=int, default=3)
+args = p.parse_args()
+def serve(size):
+    cmd = ["vllm", "serve", "org/m", "--seed", size]
+def other(size):
+    print(size)
+serve(size=args.size)
+other(size=%s)
+"""
+
 USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a flag that is off by default": ({"r.sh": 'E="${E:-0}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--swap-space 4); fi\nvllm serve org/m "${A[@]}"\n'}, ["vllm serve org/m --seed 1"], "only some branches of the script have --swap-space", [{"removed_flag"}]),  # noqa: E501
     "a flag that is on by default": ({"r.sh": 'E="${E:-1}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--dtype half); fi\nvllm serve org/m "${A[@]}"\n'}, ["--seed 1 --dtype half"], "have --dtype", [set()]),  # noqa: E501
@@ -2366,6 +2453,16 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a --config file of two ConfigMaps": ({"Chart.yaml": "name: c\n", "values.yaml": LOOPED % "", "templates/c.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  c.yaml: |\n    model: org/a\n---\nkind: ConfigMap\nmetadata: {name: l}\ndata:\n  c.yaml: |\n    model: org/b\n"}, ["vllm serve --config /c/c.yaml"], "", [set()]),  # noqa: E501
     "a model.json with keys of a request": ({"model.json": '\ufeff{"model": "org/m", "served_model_name": "vllm", "temperature": 0.7}'}, ["vllm serve org/m --served-model-name vllm --temperature"], "", [{"unknown_flag"}]),  # noqa: E501
     "a manifest in a task of Ansible": ({"t.yml": "- name: t\n  shell: |\n    kubectl apply -f - <<EOF\n" + textwrap.indent(POD.replace("args: %s", 'args: [--model, "{{ m }}", --swap-space, "4"]').replace("v0.25.1", "v0.16.0"), "    ") + "    EOF\n"}, ["--model {{ m }} --swap-space 4"], "the value of --model", [{"no_effect"}]),  # noqa: E501
+    "the variables of a unit": ({"r.sh": UNIT_SCRIPT, "v.service": "[Service]\nEnvironment=PORT=9 \"M=org/n\"\nEnvironment=T=org/t\nExecStart=/o/r.sh\n"}, ["vllm serve org/n --port 9 --tokenizer org/t"], "", [set()]),  # noqa: E501
+    "the variables of a unit with a file of more": ({"r.sh": UNIT_SCRIPT, "v.service": "[Service]\nEnvironment=PORT=9\nEnvironmentFile=/e\nExecStart=/o/r.sh\n"}, ["vllm serve org/m --port ${PORT:-8}"], "other values of --port", [set()]),  # noqa: E501
+    "an image of a chart's helper by its parts": ({"Chart.yaml": "name: c\n", "values.yaml": "v: {image: {repository: vllm/vllm-openai, tag: v0.16.0}}\n", "templates/d.yaml": POD.replace("vllm/vllm-openai:v0.25.1", '{{ include "c.image" (dict "repo" .Values.v.image.repository "tag" .Values.v.image.tag "global" .Values.global) }}') % '[--model, org/m, --swap-space, "4"]'}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "switches of a chat template": ({"r.sh": """vllm serve org/m --default-chat-template-kwargs '{"enable_thinking": true, "preserve_thinking": true}'\n"""}, ["{enable_thinking: true, preserve_thinking: true}"], "", [set()]),  # noqa: E501
+    "a text of a chat template": ({"r.sh": """vllm serve org/m --default-chat-template-kwargs '{"preserve_thinking": "Tr0ub4dor"}'\n"""}, ["--default-chat-template-kwargs ${DEFAULT_CHAT_TEMPLATE_KWARGS:?}"], "", [set()]),  # noqa: E501
+    "a name with a letter beyond ASCII": ({"r.sh": "vllm serve Adı/Model\n"}, ["vllm serve 'Adı/Model'"], "", [set()]),
+    "parameters of two functions": ({"s.py": TWO_FUNCTIONS % "args.size"}, ["--seed ${SIZE:-3}"], "other values of --seed", [set()]),  # noqa: E501
+    "parameters of two functions with two values": ({"s.py": TWO_FUNCTIONS % "4"}, ["--seed $SIZE"], "the value of --seed", [set()]),  # noqa: E501
+    "a name that two cells set alike": ({"s.py": "M = 'org/m'\nM = 'org/m'\ncommand = ['vllm', 'serve', M]\n"}, ["vllm serve org/m"], "", [set()]),  # noqa: E501
+    "a name that two cells set otherwise": ({"s.py": "M = 'org/m'\nM = 'org/n'\ncommand = ['vllm', 'serve', M]\n"}, ["vllm serve $M"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 
