@@ -1630,6 +1630,35 @@ def test_other_programs_are_no_launch_and_their_servers_are_named() -> None:
             run(text, LintOptions(), as_json=False)
 
 
+PART = "vllm: {enabled: false, image: {repository: vllm/vllm-openai, tag: v0.25.1}, model: org/m}\n"
+SHOWN_PART = {"Chart.yaml": "name: c\n", "values.yaml": PART, "templates/s.yaml": "a: '{{ .Values.vllm.model }}'\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (
+            {"Dockerfile": 'FROM vllm/vllm-openai:v0.25.1\nCMD [\n  "--model", "m"\n]\n'},
+            r"each but the last needs a \\",
+        ),
+        ({"m.toml": 'a = "LLM("\n[services.v]\ncommand = "vllm-x"\n'}, "no command that starts a vLLM server"),
+        ({**SHOWN_PART, "templates/s.yaml": "a: '{{ .Values.a }}'\n"}, "no launch of vLLM"),
+    ],
+    ids=["a list that Docker does not read", "a form that is not read", "a part of a chart that nothing starts"],
+)
+def test_what_starts_no_server_is_named_as_such(tmp_path: Path, files: dict[str, str], told: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(BadUsage, match=told):
+        judged(tmp_path / next(iter(files)) if len(files) == 1 else tmp_path)
+
+
+def test_a_part_of_a_chart_that_a_template_names_may_be_started(tmp_path: Path) -> None:
+    (server,) = laid(tmp_path, SHOWN_PART)
+    assert server["model"] == "org/m"
+
+
 def test_preflight_needs_the_memory_for_a_go_and_names_errors_of_the_other_servers(tmp_path: Path) -> None:
     file = tmp_path / "s.sh"
     file.write_text("vllm serve org/m --port 18123 &\nvllm serve org/n --port 18123 &\n")
@@ -2353,6 +2382,11 @@ ENV M=org/m
 CMD ["--model", "${M}"]
 """
 UNIT_SCRIPT = "#!/bin/bash\nM=${M:-org/m}\nD=/d\nT=${T:-${D}/t}\nvllm serve $M --port ${PORT:-8} --tokenizer $T\n"
+FAMILY = """M = "Qwen/Qwen2.5-7B-Instruct"
+command = ["vllm", "serve", M]
+if M.startswith("%s"):
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder"]
+"""
 TWO_FUNCTIONS = """import argparse
 p = argparse.ArgumentParser()
 p.add_argument("--size", type=int, default=3)
@@ -2461,6 +2495,8 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a name with a letter beyond ASCII": ({"r.sh": "vllm serve Adı/Model\n"}, ["vllm serve 'Adı/Model'"], "", [set()]),
     "parameters of two functions": ({"s.py": TWO_FUNCTIONS % "args.size"}, ["--seed ${SIZE:-3}"], "other values of --seed", [set()]),  # noqa: E501
     "parameters of two functions with two values": ({"s.py": TWO_FUNCTIONS % "4"}, ["--seed $SIZE"], "the value of --seed", [set()]),  # noqa: E501
+    "a branch for the models of another family": ({"s.py": FAMILY % "Qwen/Qwen3"}, ["vllm serve Qwen/Qwen2.5-7B-Instruct"], "", [set()]),  # noqa: E501
+    "a branch for the models of its family": ({"s.py": FAMILY % "Qwen/Qwen2"}, ["vllm serve Qwen/Qwen2.5-7B-Instruct --enable-auto-tool-choice --tool-call-parser qwen3_coder"], "", [{"parser_of_another_model"}]),  # noqa: E501
     "a name that two cells set alike": ({"s.py": "M = 'org/m'\nM = 'org/m'\ncommand = ['vllm', 'serve', M]\n"}, ["vllm serve org/m"], "", [set()]),  # noqa: E501
     "a name that two cells set otherwise": ({"s.py": "M = 'org/m'\nM = 'org/n'\ncommand = ['vllm', 'serve', M]\n"}, ["vllm serve $M"], "", [set()]),  # noqa: E501
 }  # fmt: skip
