@@ -40,7 +40,7 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     **{ast.LtE: operator.le, ast.Is: operator.is_, ast.IsNot: operator.is_not},
     **{ast.In: lambda first, second: first in second, ast.NotIn: lambda first, second: first not in second},
 }
-_TEXT_METHODS = ("lower", "upper", "strip", "rstrip", "split", "removeprefix", "removesuffix", "startswith", "endswith")
+_TEXT_METHODS = frozenset[str](NOTATIONS["text_methods"])
 _LONGEST_TEXT = 1000
 _ALTERING = ("insert", "remove", "pop", "reverse", "sort", "clear")
 _LARGEST = 10**18
