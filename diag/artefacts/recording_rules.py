@@ -170,7 +170,7 @@ def threshold_group(incidents: Sequence[Incident], contract: Contract) -> dict[s
     recorded = rule_set(incidents, contract).series
     rules: dict[tuple[str, str], dict[str, Any]] = {}
     for incident in incidents:
-        for condition in (*incident.conditions, *filter(None, (incident.escalates,))):
+        for condition in (*incident.alerting, *filter(None, (incident.escalates,))):
             name = formula(condition.signal, incident.per, incident.windows[0], contract).name
             if name not in recorded:
                 continue

@@ -172,21 +172,21 @@ def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> dict[
     else:
         report = f"begins with `{incident.severity.upper()}  {incident.id}   {subject}`"
         report += f" (exit status {EXIT_STATUS[incident.severity]}"
-        report += f"; listed as an info unless {claim(incident.serious, contract)}" if incident.serious else ""
+        report += f"; an info without an alert unless {claim(incident.serious, contract)}" if incident.serious else ""
         report += f"; `CRITICAL` when {claim(incident.escalates, contract)})" if incident.escalates else ")"
     shown = incident.alerting[: len(incident.symptoms)]
     recorded = (formula(symptom.signal, incident.per, incident.windows[0], contract) for symptom in shown)
     names = [*dict.fromkeys(rules.series[series.name] for series in recorded)]
     server = ",".join(f'{label}="<{label}>"' for label in contract.site.labels)
     selector = f'{{__name__=~"{"|".join(names)}",{server}}}' if names[1:] else f"{names[0]}{{{server}}}"
-    likelier = f" Not required, but likelier with: {_claims(incident.supports, contract)}."
+    supports = [condition for condition in incident.supports if condition != incident.serious]
     return {
         "log": " --log FILE" if log else "",
         "selector": shlex.quote(selector),
         "place": ", run on the server's own host," if host_only else "",
         "report": report,
         "symptoms": ". Or these: ".join(_claims(case.symptoms, contract) for case in (incident, *incident.rising)),
-        "supports": likelier if incident.supports else "",
+        "supports": f" Not required, but likelier with: {_claims(supports, contract)}." if supports else "",
     }
 
 

@@ -283,13 +283,14 @@ class Incident(NamedTuple):
     of `quotes` are log lines that decide; `lints`: a wrong launch command may be the cause. `outage`: while it lasts,
     requests fail or stand still, so each episode counts, however short, and is a warning for 15 minutes after its end.
     `crash` tells a crash from a restart: without it, an episode after which another process answers is a restart.
-    `began` is the unix time at which it began, if a signal knows it; it is told for longer than it lasts where `ended`
-    has a value from its end on; `sign` is above 0 at each scrape that shows it,
-    however few: an episode began at the first of an unbroken row of them. `impact` is what users notice, `mitigate`
-    what helps immediately without a restart, `operations` what an operator does for it, in this order, with the
-    commands of diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not` what makes the
-    incident worse. Where `serious`, one of `supports`, does not hold, it is an info; its alert has it in place of the
-    weaker symptom `mild`.
+    `began` is the unix time at which it began, if a signal knows it. `ended` is the unix time since which it is over,
+    although its symptoms still hold, and has no value before: such an incident stays a warning for 15 minutes.
+    `sign` is above 0 at each scrape that shows it, however few: an episode began at the first of an unbroken row of
+    them. `serious`, one of `supports`, is the stronger form of the symptom `mild`: the incident is an info unless it
+    holds, and the alert has it in place of `mild`. `impact` is what users notice, `mitigate` what helps immediately
+    without a restart, `operations` what an operator does for it, in this order, with the commands of
+    diag/artefacts/operations.toml, `hand_over` what the vendor's engineers need, `do_not` what makes the incident
+    worse.
     """
 
     id: str

@@ -218,12 +218,13 @@ def _decide(incident: Incident, window: Window, queries: QueryCache) -> Iterator
         ongoing = bool(table.ongoing[place]) and not queries.is_gone(subject)
         is_worse = any(reading.holds for reading in Readings(escalating, table, place))
         if incident.ended and is_present and not is_worse:
-            row, began = queries.ask(incident.ended, incident.per, window).get(subject), episodes[-1][0]
-            if row is not None and not np.isnan(row[last]):  # the first value after a gap, if there was one
-                later = [at for at in range(last + 1) if instants[at] > (began or 0)]
-                gap = next((at for at in later if np.isnan(row[at])), 0)
-                back = next((at for at in later if at >= gap and not np.isnan(row[at])), last)
-                ongoing, episodes = False, (*episodes[:-1], (began, instants[back]))
+            row = queries.ask(incident.ended, incident.per, window).get(subject)
+            if row is not None and not np.isnan(row[last]):
+                began = episodes[-1][0] or 0.0
+                gap = next((at for at in range(last) if np.isnan(row[at]) and instants[at] > began), last)
+                back = next(at for at in range(gap, last + 1) if not np.isnan(row[at]))
+                end = instants[back] if gap < last else max(float(row[last]), began)  # no page shows it without a gap
+                ongoing, episodes = False, (*episodes[:-1], (episodes[-1][0], end))
         if ongoing:  # the last instants may leave it unknown
             episodes = (*episodes[:-1], (episodes[-1][0], instants[-1]))
         diagnosis = Diagnosis(

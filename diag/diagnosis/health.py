@@ -105,7 +105,7 @@ def health(
     ]
     missing += _unshown_engines(progress, queries, lately)
     missing += _breaks(diagnoses, queries, has_log="log" not in not_measured)
-    missing += () if "log" not in not_measured else _gaps(queries)
+    missing += _gaps(queries) if "log" in not_measured else ()
     for part, condition, wanted in CONTRADICTED:
         rows, limit = queries.ask(condition.signal, INSTANCE, lately), queries.contract.limit(condition.limit)
         for engine in progress:
@@ -155,30 +155,22 @@ def _breaks(diagnoses: Sequence[Diagnosis], queries: QueryCache, *, has_log: boo
     log tells, and what happened during a gap that is as long as an outage, after which the same process answers."""
     instants = queries.source.instants[queries.source.instants >= queries.source.instants[-1] - RECENT * 1000]
     ended = queries.ask("$samples_of_a_former_process", INSTANCE, queries.live("5m"), instants)
-    starts = queries.ask(START_TIME, INSTANCE, queries.live("5m"), instants)
+    starts, loads = (queries.ask(one, INSTANCE, queries.live("5m"), instants) for one in (START_TIME, LAST_IN_FLIGHT))
     for diagnosis in (each for each in diagnoses if each.incident.crash is not None and each.state == "absent"):
-        row, began = ended.of(diagnosis.subject), starts.of(diagnosis.subject)
+        row, began, load = (rows.of(diagnosis.subject) for rows in (ended, starts, loads))
         goes_on = [
             began is not None and bool(np.nanmax(began[at:], initial=0) <= began[at] + 1.0)
             for at in range(len(instants))
         ]
-        for since, until in diagnosis.episodes:
-            at = int(np.searchsorted(instants, since * 1000)) if since is not None else 0
-            if (
-                since is not None
-                and goes_on[at]
-                and until - since >= seconds(diagnosis.incident.hold)
-                and until * 1000 >= instants[0]
-            ):
+        for since, until in ((begin, end) for begin, end in diagnosis.episodes if begin is not None):
+            is_long = until - since >= seconds(diagnosis.incident.hold) and until * 1000 >= instants[0]
+            if is_long and goes_on[int(np.searchsorted(instants, since * 1000))]:
                 lacks = f"pages of {clock.span(since, until)}: the same process answers again"
                 yield NotSeen(PARTS[0].name, lacks, diagnosis.server)
         for at in () if row is None or has_log else np.flatnonzero((row[1:] > 0) > (row[:-1] > 0)).tolist():
-            last = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.live("5m"), instants[at : at + 1]).of(
-                diagnosis.subject
-            )
-            if not goes_on[at] and last is not None and last[-1] > 0:
+            if not goes_on[at] and load is not None and load[at] > 0:
                 started = float(instants[at + 1] / 1000 if began is None else np.nanmax(began[at:]))
-                requests = plural(round(last[-1]), "request")
+                requests = plural(round(load[at]), "request")
                 lacks = f"the log of the restart at {clock(started)}, before which up to {requests} were in flight"
                 yield NotSeen("requests before a restart", lacks, diagnosis.server)
 
@@ -186,19 +178,20 @@ def _breaks(diagnoses: Sequence[Diagnosis], queries: QueryCache, *, has_log: boo
 def _gaps(queries: QueryCache) -> Iterable[NotSeen]:
     """Yield the gaps without pages, longer than any window, behind which another process answers lately: its
     predecessor had requests in flight on its last page, or most of the time is missing."""
-    instants, window = queries.source.instants, queries.live("5m")
-    starts, loads = (queries.ask(each, INSTANCE, window, instants) for each in (START_TIME, LAST_IN_FLIGHT))
+    instants = queries.source.instants
+    starts = queries.ask(START_TIME, INSTANCE, queries.live("5m"), instants)
+    loads = queries.ask(LAST_IN_FLIGHT, INSTANCE, queries.holding(queries.source.interval), instants)
     for subject in queries.subjects(INSTANCE):
-        row, load = starts.of(subject), loads.of(subject)
-        if row is None or load is None:
+        start, load = starts.of(subject), loads.of(subject)
+        if start is None or load is None:
             continue
-        for last, first in pairwise(np.flatnonzero(~np.isnan(row)).tolist()):
+        for last, first in pairwise(np.flatnonzero(~np.isnan(load)).tolist()):
             gap = instants[first] - instants[last]
             is_recent = gap > 300_000 and instants[first] >= instants[-1] - RECENT * 1000
-            if is_recent and row[first] > row[last] + 1 and (load[last] > 0 or gap > queries.span * 500):
+            if is_recent and start[first] > start[last] + 1 and (load[last] > 0 or gap > queries.span * 500):
                 span = clock.span(instants[last] / 1000, instants[first] / 1000)
-                requests = plural(round(np.nan_to_num(load[last])), "request")
-                lacks = f"pages of {span}: another process answers then, and {requests} were in flight before"
+                requests = plural(round(load[last]), "request")
+                lacks = f"pages of {span}, in which a process with {requests} in flight ended"
                 yield NotSeen("requests before a restart", lacks, instance_name(subject))
 
 

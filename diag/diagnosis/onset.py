@@ -121,7 +121,6 @@ def _first_scrape(
     before, first = instants <= until * 1000, []
     for held in rows:
         usual, apart = _breaks(instants[(held == 1) & ~before], queries)
-        apart = math.inf if is_event and _is_early(diagnosis, until, queries) else apart
         for shown in runs(held[before], instants[before], apart)[-1:]:
             is_broken = (held[before][shown[-1] :] == 0).any() and until - instants[shown[-1]] / 1000 > apart
             clean = max(usual, 2.5 * queries.source.interval * is_event)  # less than that before it is chance
@@ -206,13 +205,13 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
     sign, shown = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why), until if began is None else began
     scrapes = _first_scrape(sign, 0.0, diagnosis, queries, shown, LOOK_BACK, end)
     if _has_events(incident) and _is_early(diagnosis, shown, queries):
-        first = queries.source.first / 1000
-        asked = ((one.condition, one.limit) for one in diagnosis.symptoms if one.condition in incident.symptoms)
         rows = (
             row
-            for one, limit in asked
-            if one.op != "<"
-            for row in _held(one, limit, diagnosis, queries, first, shown)[1]
+            for symptom in diagnosis.symptoms  # one with an upper bound, such as a low ITL, holds without an episode
+            if symptom.condition in incident.symptoms and symptom.condition.op != "<"
+            for row in _held(symptom.condition, symptom.limit, diagnosis, queries, queries.source.first / 1000, shown)[
+                1
+            ]
         )
         was_under_way = any((row == 1).any() and not (row == 0).any() for row in rows)
         began, scrapes = None, [] if was_under_way else scrapes  # a scrape between two events shows none
@@ -230,7 +229,8 @@ def _since_when(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
 
     It began where its windows of minutes began to show it; before all samples only if the first of them show it.
     """
-    short = diagnosis.incident._replace(window="5m", live_window=f"{LOOK:.0f}s")
+    # what rules a look-alike out is no onset: a hit rate of 0 % began before its prefills cost time
+    short = diagnosis.incident._replace(window="5m", live_window=f"{LOOK:.0f}s", looks_like=())
     again = next((other for other in diagnose([short], queries) if other.subject == diagnosis.subject), None)
     since = diagnosis.since
     if again is not None and again.state == "present" and again.ongoing:

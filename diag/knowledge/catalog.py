@@ -92,8 +92,10 @@ def _check_alone(incident: Incident, file: Path) -> None:
         _check_signal(signal, incident)
     if incident.ended_by and incident.ended_by not in (symptom.signal for symptom in incident.symptoms):
         raise Mistake("`ended_by` must be the signal of one of the incident's symptoms", word="ended_by")
-    if incident.serious and not (incident.serious in incident.supports and incident.mild in incident.symptoms):
-        raise Mistake("`serious` must be one of the supports, in place of `mild`, one of the symptoms", word="serious")
+    is_graded = incident.serious in incident.supports and incident.mild in incident.symptoms
+    if (incident.serious or incident.mild) and not is_graded:
+        reason = "`serious` must be one of the supports, and `mild` the symptom of which it is the stronger form"
+        raise Mistake(reason, word="serious" if incident.serious else "mild")
     for look in incident.looks_like:
         if look.refuted_by and look.refuted_by not in (*incident.symptoms, *incident.supports):
             reason = f"`refuted_by` of '{look.name}' must be one of the incident's symptoms or supports"

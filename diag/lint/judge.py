@@ -56,6 +56,7 @@ _HIDDEN = PLACEHOLDER
 _PROGRAM = re.compile(r"vllm|python[\d.]*")
 _ROLLING = re.compile(r"vllm|[^:@]*(?::(?:[\w.-]*[-_])?(?:latest|nightly|main|stable)(?:[-_][\w.-]*)?)?|.*\$.*")
 """Images whose tag stands for a release as new as can be, or whose tag the text does not show."""
+PINNED = "pinned by the text: a package, a tag of the source or an annotation"
 TAG, BESIDE, ASSUMED = "the image's tag", "named by the same text", "the newest known"
 UNSTATED = "assumed: the image does not say its release"
 _BY_OTHERS = ". It is an error if RunPod's worker reads these variables: the text does not name the program"
@@ -180,7 +181,7 @@ class Judge:
         if tag := _image_release(_image(command)):
             return tag, TAG
         if command.pinned and _may_exist(command.pinned):
-            return command.pinned, "the pinned wheel"
+            return command.pinned, PINNED
         names = (_NAMED.search(word) for word in command.words[: command.arguments])
         if named := next((name[1] for name in names if name and _may_exist(name[1])), ""):
             return named, "the name of the image"

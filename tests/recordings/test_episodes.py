@@ -186,6 +186,30 @@ def test_only_a_replica_that_left_in_order_leaves_the_verdict_to_the_others(
     assert ("gone" in {defect.kind for defect in report.observed.defects}) == (end == 1000 and verdict != "critical")
 
 
+NO_DEATH = 'diag_vllm_log_event_last_timestamp_seconds{event="engine_dead"} 0\n'
+
+
+@pytest.mark.parametrize(
+    ("end", "log", "verdict"),
+    [(1300, "", "no_incident"), (1200, "", "healthy"), (1300, NO_DEATH, "healthy")],
+    ids=["lately", "over 15 minutes ago", "a log shows what happened in it"],
+)
+def test_a_gap_of_one_replica_in_which_its_process_ended_is_no_health(
+    tmp_path: Path, end: float, log: str, verdict: str
+) -> None:
+    """The pages of its neighbour go on."""
+
+    def replicas() -> Iterator[rewriting.Scrape]:
+        for t in np.arange(0.0, 2190, 10).tolist():
+            yield BEGAN + t, "h:1", page(t, t + 7200, BEGAN - 7200, 0) + log
+            if t < 600 or t >= end:
+                begun = BEGAN - 7200 if t < 600 else BEGAN + end - 60
+                yield BEGAN + t, "h:2", page(t, BEGAN + t - begun, begun, 0) + log
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", replicas()))]))
+    assert report.verdict == verdict
+
+
 @pytest.mark.parametrize(
     ("every", "kept", "verdict"),
     [(10, 150, "no_incident"), (5, 60, "no_incident"), (10, 20, "healthy"), (1, 10, "healthy")],
@@ -335,7 +359,7 @@ def test_crash_stays_told_after_the_restart_for_a_quarter_of_an_hour(tmp_path: P
     assert [quote.text for quote in crashed.quotes] == ["illegal memory access"]
     later = server(tmp_path / "later", 1200, 15, down=((60, 100),), beside=crash_log(60))
     assert "server_crashed" not in {each.diagnosis.incident.id for each in later.present if each.diagnosis.ongoing}
-    assert later.verdict == "healthy"
+    assert (later.verdict, "Next time" in terminal.render(later)) == ("healthy", True)
 
 
 @pytest.mark.parametrize("killed", [True, False], ids=["by the kernel", "by itself"])
@@ -346,6 +370,17 @@ def test_a_crash_for_lack_of_memory_is_told_with_more_of_it(tmp_path: Path, kill
 
     proposals = found(server(tmp_path, 200, 2, down=((60, 100),), beside=beside), "server_crashed").proposals
     assert any(each.text.startswith("Give the server more host memory") for each in proposals) == killed
+
+
+@pytest.mark.parametrize(("kills", "cause"), [(1, "host_memory_exhausted"), (0, None)])
+def test_the_kill_for_memory_leads_a_crash_that_is_over(tmp_path: Path, kills: int, cause: str | None) -> None:
+    def beside(t: float) -> str:
+        kill = f"diag_host_last_oom_kill_timestamp_seconds {BEGAN + 60}\n" if t >= 60 else ""
+        return f'diag_vllm_up 1\n{kill}diag_host_memory_events_total{{event="oom_kill"}} {kills * (t >= 60)}\n'
+
+    report = server(tmp_path, 700, 5, down=((60, 180),), beside=beside)
+    crashed = found(report, "server_crashed").diagnosis
+    assert (report.verdict, crashed.ongoing, crashed.explained_by) == ("warning", False, cause)
 
 
 # -- the log of a server that was started again ----------------------------------------------------------------------

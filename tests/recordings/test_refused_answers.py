@@ -121,12 +121,15 @@ def test_a_log_alone_shows_it_at_once_whatever_the_status(tmp_path: Path, status
     assert ("VLLM_HTTP_MAX_REQUEST_BODY_SIZE" in advice) is (status == 413)
 
 
-@pytest.mark.parametrize(("status", "noted"), [(401, True), (200, False)])
-def test_errors_whose_time_nothing_bounds_are_said_to_be_spread(tmp_path: Path, status: int, noted: bool) -> None:
+@pytest.mark.parametrize(("status", "bounds", "noted"), [(401, 1, True), (401, 2, False), (200, 1, False)])
+def test_errors_whose_time_nothing_bounds_are_said_to_be_spread(
+    tmp_path: Path, status: int, bounds: int, noted: bool
+) -> None:
     begin = next(rewriting.scrapes("weights_not_reloaded"))[0]
-    started = f"INFO {datetime.fromtimestamp(begin, UTC):%m-%d %H:%M:%S} [api_server.py:1] a"
+    times = (datetime.fromtimestamp(begin + later, UTC) for later in (0, 50)[:bounds])
+    started, *ended = (f"INFO {time:%m-%d %H:%M:%S} [api_server.py:1] a" for time in times)
     rewriting.pages_alone(tmp_path, "weights_not_reloaded")
-    (tmp_path / "server.log").write_text("\n".join([started, *[line(status)] * 3]) + "\n")
+    (tmp_path / "server.log").write_text("\n".join([started, *[line(status)] * 3, *ended]) + "\n")
     notes = doctor.run(ObserveOptions([str(tmp_path)])).observed.notes
     assert ("3 errors in server.log without a time: assumed to be spread evenly" in notes) == noted
 

@@ -147,8 +147,13 @@ def test_an_engine_that_is_idle_half_of_the_time_is_not_saturated(
 
 @pytest.mark.parametrize(
     ("hours", "restarted", "running", "verdict"),
-    [(0.8, True, 5, "no_incident"), (0.8, False, 5, "healthy"), (0.05, True, 0, "healthy")],
-    ids=["another process behind it", "the same process", "a short one, and nothing in flight"],
+    [
+        (0.8, True, 5, "no_incident"),
+        (0.8, True, 0, "no_incident"),
+        (0.8, False, 5, "healthy"),
+        (0.05, True, 0, "healthy"),
+    ],
+    ids=["another process behind it", "most of the time is missing", "the same process", "a short one"],
 )
 def test_a_gap_in_which_a_process_ended_unseen_is_no_health(
     tmp_path: Path, hours: float, restarted: bool, running: int, verdict: str

@@ -200,6 +200,20 @@ def test_a_measured_loss_makes_a_warning_critical() -> None:
     assert judge([grave], heat=[20] * 10, noise=[2] * 10)[0].severity == "critical"
 
 
+@pytest.mark.parametrize(
+    ("heat", "severity", "with_effect"), [(2, "info", "critical"), (20, "warning", "warning")], ids=["mild", "serious"]
+)
+def test_a_mild_incident_is_an_info_and_as_grave_as_what_it_explains(
+    heat: float, severity: str, with_effect: str
+) -> None:
+    serious, (mild, *_) = signal("heat").above(10, WHY), INCIDENT.symptoms
+    graded = INCIDENT._replace(supports=(serious,), serious=serious, mild=mild, explains=("effect",))
+    effect = INCIDENT._replace(id="effect", severity="critical")
+    assert judge([graded], heat=[heat] * 10, noise=[2] * 10)[0].severity == severity
+    assert judge([effect, graded], heat=[heat] * 10, noise=[2] * 10)[0].severity == with_effect
+    assert graded.alerting == (serious, *INCIDENT.conditions[1:])
+
+
 def test_look_alike_is_ruled_out_by_its_missing_requirement() -> None:
     other = INCIDENT._replace(id="other", symptoms=(signal("smell").above(1, WHY),))
     one = INCIDENT._replace(

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,6 +23,7 @@ from diag.commands.lint import LintOptions, run
 from diag.commands.options import PreflightOptions
 from diag.core.errors import BadUsage, NoFile, NoLaunch
 from diag.vllm.command.dockerfile import with_constants
+from diag.vllm.command.parse import read_all
 
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
 IMAGE = "image: vllm/vllm-openai:v0.25.1"
@@ -120,6 +122,8 @@ TABLE = {
     "a port of one address": ("r.sh", "docker run --gpus all -p 10.0.0.5:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1}]),  # noqa: E501
     "a port of every address": ("r.sh", "docker run --gpus all -p 0.0.0.0:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1, "public_without_a_key": 1}]),  # noqa: E501
     "a flag that no release has, before the oldest known one": ("r.sh", "docker run --gpus all vllm/vllm-openai:v0.4.2 --model /m --no-such-flag\n", [{"unknown_flag": 1, "model_not_in_a_volume": 1}]),  # noqa: E501
+    "a port of a public address": ("r.sh", "docker run --gpus all -p 203.0.113.5:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1, "public_without_a_key": 1}]),  # noqa: E501
+    "a placeholder of a key": ("r.sh", "HF_TOKEN=nvapi-" + "x" * 64 + " vllm serve m\n", [{}]),
     "a key of another service": ("r.sh", "HF_TOKEN=nvapi-" + "aB3_" * 16 + " vllm serve m\n", [{"key_in_the_text": 1}]),
     "options with variables": (
         "r.sh",
@@ -2399,6 +2403,88 @@ serve(size=args.size)
 other(size=%s)
 """
 
+LONG = 100_000
+PRINTS = 'f() {\n  echo "%s"\n}\n'
+HOSTILE: dict[str, tuple[dict[str, str], str]] = {
+    "no mount of a --config file": (
+        {"r.sh": "docker run vllm/vllm-openai:v0.16.0 --config /w/c.yaml\n#" + "a" * LONG},
+        "",
+    ),
+    "a --config file that is named often": (
+        {
+            "r.sh": MOUNTS + "#" + " --config /w/c.yaml" * 5000,
+            "c.yaml": f"model: org/m\nserved-model-name: {'a' * 5000}\n",
+        },
+        "",
+    ),
+    "a key of a --config file that is an expression": ({"r.sh": MOUNTS, "c.yaml": "model: org/m\n'(': 4\n"}, ""),
+    "no image in a long word": ({"r.sh": f"vllm serve org/m\n#{'vllm-' * (LONG // 5)}"}, ""),
+    "no image in a long path": ({"r.sh": f"vllm serve org/m\n#/{'-vllm1.1.1' * (LONG // 10)}"}, ""),
+    "branches that are false": (
+        {"r.sh": "if false; then b\n" + "elif false; then b\n" * 5000 + "fi\nvllm serve org/m\n"},
+        "",
+    ),
+    "a function that prints much": ({"r.sh": PRINTS % ("y" * LONG) + f"vllm serve {'$(f)' * 5000}\n"}, ""),
+    "a function that prints a variable often": (
+        {
+            "r.sh": PRINTS.replace("  ", "  local a=" + "y" * 9000 + "\n  ") % ("$a" * 50_000)
+            + "M=$(f)\nvllm serve $M\n"
+        },
+        "",
+    ),
+    "conditions of a template in each other": ({"c.yml.j2": "{% if a %}\n" * 9000 + "vllm serve org/m\n"}, ""),
+    "an expression of spaces": ({"r.sh.j2": "vllm serve org/m\n{{" + " " * 20_000}, ""),
+    "texts that double": (
+        {
+            "s.py": "from vllm import LLM\nA = '"
+            + "a" * 900
+            + "'\n"
+            + "".join(f"A{i} = A{i - 1} + A{i - 1}\n".replace("A-1", "A") for i in range(40))
+            + "LLM(A39)\n"
+        },
+        "",
+    ),
+    "services of Akash that are none": (
+        {"d.yaml": "services: {v: , w: 5}\ndeployment: {v: 1}  # vllm\n"},
+        "no container",
+    ),
+    "names that are lists": (
+        {"d.yaml": ISVC, "e.yaml": (RELEASED % "[r]").replace("annotations: {", "annotations: {a: b, ")},
+        "no container",
+    ),
+    "a chart that is a list": (
+        {
+            "values.yaml": "image: {repository: vllm/vllm-openai, tag: ''}\nargs: [--model, org/m]\n",
+            "Chart.yaml": "- a\n",
+        },
+        "",
+    ),
+}
+
+
+def test_the_gpus_of_a_service_of_akash_are_those_of_its_profile(tmp_path: Path) -> None:
+    text = AKASH.replace("compute: {v:", "compute: {v: {}, big:").replace("profile: v", "profile: big")
+    for number, file in enumerate((AKASH, text, AKASH.replace("profile: v", "profile: w"))):
+        (place := tmp_path / f"{number}.yaml").write_text(file)
+        box = read_all(str(place))[0].container
+        assert box is not None and box.gpus == (2, 2, None)[number]
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_file_is_read_at_once_or_refused(tmp_path: Path, case: str) -> None:
+    """Was: minutes, gigabytes, or an exception."""
+    files, why = HOSTILE[case]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    start, refused = time.process_time(), ""
+    try:
+        read_all(str(tmp_path / next(iter(files))))
+    except BadUsage as error:
+        refused = str(error)
+    assert why in refused if why else not refused
+    assert time.process_time() - start < 5
+
+
 USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a flag that is off by default": ({"r.sh": 'E="${E:-0}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--swap-space 4); fi\nvllm serve org/m "${A[@]}"\n'}, ["vllm serve org/m --seed 1"], "only some branches of the script have --swap-space", [{"removed_flag"}]),  # noqa: E501
     "a flag that is on by default": ({"r.sh": 'E="${E:-1}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--dtype half); fi\nvllm serve org/m "${A[@]}"\n'}, ["--seed 1 --dtype half"], "have --dtype", [set()]),  # noqa: E501
@@ -2473,10 +2559,14 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "what a function prints of its arguments": ({"r.sh": 'name() {\n  echo "$1"\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve $M --seed 1"], "", [set()]),  # noqa: E501
     "what a function prints in a branch": ({"r.sh": 'name() {\n  if [ -d /x ]; then\n    echo org/m\n  fi\n}\nM="$(name)"\nvllm serve "$M" --seed 1\n'}, ["vllm serve $M --seed 1"], "", [set()]),  # noqa: E501
     "a variable that is empty by default": ({"r.sh": "vllm serve org/m --seed 1 ${EXTRA:-}\n"}, ["vllm serve org/m --seed 1"], "more words of $EXTRA", [set()]),  # noqa: E501
+    "a variable with an empty default that is set": ({"r.sh": "S=5\nvllm serve org/m --seed ${S:-} ${EXTRA:-}\n"}, ["vllm serve org/m --seed 5"], "more words of $EXTRA", [set()]),  # noqa: E501
     "the release of a runtime": ({"i.yaml": ISVC, "r.yaml": RELEASED % "r"}, ["q.io/r/vllm@sha256"], "", [{"no_effect"}]),  # noqa: E501
     "the release of another runtime": ({"i.yaml": ISVC.replace("runtime: r", "runtime: s"), "r.yaml": RELEASED % "r" + "---\n" + (RELEASED % "s").replace("0.16.0", "latest")}, ["q.io/r/vllm@sha256"], "", [{"removed_flag"}]),  # noqa: E501
     "the release of an image as a file": ({"j.slurm": "I=vllm-openai_v0.16.0.sif\napptainer exec --pwd $W $I vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "texts and GPUs of Modal": ({"s.py": MODAL}, ["vllm serve /models/org/m --tensor-parallel-size 2 --seed ${SEED:-5}"], "other values of --seed", [set()]),  # noqa: E501
+    "GPUs of Modal by their place": ({"s.py": MODAL.replace("count=2", "4")}, ["--tensor-parallel-size 4"], "other values of --seed", [set()]),  # noqa: E501
+    "one GPU of Modal": ({"s.py": MODAL.replace("count=2", "")}, ["--tensor-parallel-size 1"], "other values of --seed", [set()]),  # noqa: E501
+    "options of a GPU that are elsewhere": ({"s.py": MODAL.replace("count=2", "**OPTIONS")}, ["--tensor-parallel-size $TENSOR"], "the value of --tensor-parallel-size", [set()]),  # noqa: E501
     "GPUs that the source changes": ({"s.py": MODAL.replace("ROOT =", "GPU = pick()\nROOT =")}, ["--tensor-parallel-size $TENSOR_PARALLEL_SIZE --seed"], "the value of --tensor-parallel-size", [set()]),  # noqa: E501
     "a --config file that a script mounts": ({"r.sh": MOUNTS, "c.yaml": "model: org/m\nswap-space: 4\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "a --config file that is not mounted": ({"r.sh": MOUNTS.replace('-v "${C}:/w/c.yaml:ro" ', ""), "c.yaml": "max-num-seqs: 4\n"}, ["--config /w/c.yaml"], "", [set()]),  # noqa: E501

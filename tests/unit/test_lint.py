@@ -27,6 +27,7 @@ from diag.vllm.flags.registry import known, release, versions
 
 NEWEST = versions()[-1]
 UNSTATED = "assumed: the image does not say its release"
+PINNED, BESIDE = "pinned by the text: a package, a tag of the source or an annotation", "named by the same text"
 VERSIONS = st.sampled_from(versions())
 MODEL = str(MODELS / "llama-3-8b")
 SCHEMA = validator(ROOT / "diag" / "report" / "diag.lint.schema.json")
@@ -683,7 +684,8 @@ def test_a_model_in_another_format_needs_no_config(name: str, tmp_path: Path) ->
         ("docker run lmcache/vllm-openai:v0.3.9 --model m", "", NEWEST, UNSTATED),  # its own version
         ("docker run aibrix/vllm-openai:v0.6.1-edb0-2025 --model m", "", "0.6.1", "the image's tag"),
         ("apptainer exec vllm_0.9.2.sif vllm serve m", "", "0.9.2", "the name of the image"),
-        ("pip install 'vllm==0.16.0'\nvllm serve m", "", "0.16.0", "the pinned wheel"),
+        ("pip install 'vllm==0.16.0'\nvllm serve m", "", "0.16.0", PINNED),
+        ("I=vllm-openai:v0.16.0\nvllm serve m", "", "0.16.0", BESIDE),
         ("pip install vllm==\nvllm serve m", "", NEWEST, "the newest known"),
     ],
 )
@@ -692,6 +694,7 @@ def test_the_release_is_the_wanted_one_or_the_images_or_the_newest(
 ) -> None:
     report = linting.judge(text, wanted)
     assert (report.version, report.version_source) == (version, why)
+    assert why in SCHEMA.schema["properties"]["launches"]["items"]["properties"]["vllm_version_source"]["enum"]
 
 
 def test_image_tag_without_a_version_is_noted() -> None:

@@ -15,6 +15,8 @@ from support.rule_files import groups_of
 
 from diag import promql
 from diag.artefacts.generate import files
+from diag.artefacts.names import claim
+from diag.artefacts.recording_rules import threshold_group
 from diag.artefacts.reference import declared, signal_page
 from diag.core.contract import Contract, Site
 from diag.core.errors import BadUsage
@@ -209,6 +211,15 @@ def test_a_signal_is_explained_by_its_formula_its_parts_and_its_users(asked: str
     assert "- `$preemptions`: `sum by ($by) (increase(vllm:num_preemptions_total[$window]))`" in page
     assert "- incident `kv_eviction_cascade`: preemptions / finished request > 0.2" in page
     assert "Recorded as `instance_engine:preemptions_per_finished_request:5m`." in page
+
+
+def test_the_threshold_is_drawn_that_makes_an_incident_serious() -> None:
+    """Its alert reads that series, and not the weaker symptom's."""
+    drawn = {
+        (one["labels"]["incident"], one["labels"]["condition"]) for one in threshold_group(load(), Contract())["rules"]
+    }
+    graded = {(one.id, claim(one.serious, Contract())) for one in load() if one.serious}
+    assert graded and graded <= drawn
 
 
 def test_a_part_has_an_id_that_is_its_name() -> None:

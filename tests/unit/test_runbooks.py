@@ -97,6 +97,12 @@ def test_two_commands_show_whether_it_is_real(incident: Incident) -> None:
         assert any(name.partition(":")[2] for name in re.findall(r"[\w:]+", selector) if name in definitions(incident))
 
 
+def test_what_an_alert_requires_is_not_called_unnecessary() -> None:
+    graded = [(one, one.serious.signal.name) for one in load() if one.serious]
+    counts = {one.id: section(one, "Is it real").count(f"{name} = yes") for one, name in graded}
+    assert counts and {*counts.values()} == {1}, counts
+
+
 def test_the_doctor_prints_the_evidence_that_the_runbook_expects() -> None:
     incident = next(incident for incident in load() if incident.id == "kv_eviction_cascade")
     printed = CliRunner().invoke(app, ["doctor", str(RECORDINGS / "kv_cascade")]).output

@@ -172,10 +172,8 @@ class RecordedLog:
         self._begun = False
         self._rest = deque(read_timed_lines(file, zone, first, first + span))
         guesses = sum(line.is_guess for line in self._rest)
-        untimed = (
-            f"{plural(guesses, 'error')} in {file.name} without a time: assumed to be spread evenly" if guesses else ""
-        )
-        self.notes = [note for note in (skipped_note(file), untimed) if note]
+        untimed = f"{plural(guesses, 'error')} in {file.name} without a time: assumed to be spread evenly"
+        self.notes = [note for note in (skipped_note(file), untimed * bool(guesses)) if note]
 
     def until(self, at: float, page: bytes) -> Sequence[Reading]:
         """Return the log's metrics at a scrape; `page` is b"" if it failed. Scrapes come in order."""

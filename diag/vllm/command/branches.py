@@ -1,6 +1,7 @@
 """Decide the branches of a script by its own values and the defaults of its variables; nothing is executed."""
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial, reduce
@@ -20,7 +21,7 @@ _NUMBERS = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
 _SETTINGS = re.compile(r"env|conf|setting|secret|\.sh$|\$")
 _SET_ELSEWHERE = re.compile(NOTATIONS["patterns"]["branches_set_elsewhere"])
 _OPTION = re.compile(r"--?[\w?]")
-_NO_ARGUMENTS = {**dict.fromkeys("@*123456789", ""), "#": "0"}
+_NO_ARGUMENTS: Mapping[str, str | None] = {**dict.fromkeys("@*123456789", ""), "#": "0"}
 _MOST = 100
 """Variables of one word."""
 
@@ -38,15 +39,13 @@ def usual_ways(
     They have the script's own values, those `given`, and the defaults; others are unset, unless it `is_open`, and the
     script gets no arguments. `functions` has the function of each line; `chosen` are ways that nothing decides.
     """
-    names: dict[int, set[str]] = {}
+    names, options = dict[int, set[str]](), set[str]()
     values: dict[str, str | None] = {**given}
-    is_open = is_open or any(
-        step.words[:1] in (["source"], ["."]) and _SETTINGS.search(step.words[-1]) for step in steps
-    )
+    sourced = (step.words[-1] for step in steps if step.words[:1] in (["source"], ["."]))
+    is_open = is_open or any(map(_SETTINGS.search, sourced))
     ways: dict[int, int] = {**chosen}
     subjects: dict[int, str | None] = {}
     results: dict[tuple[int, int], bool | None] = {}
-    options = set[str]()
     for step in steps:
         block, branch = step.decides or (0, 0)
         around = [way for way in step.path if way[0] != block]
@@ -64,13 +63,15 @@ def usual_ways(
         elif step.is_pattern:
             ways |= {block: OWN_OPTIONS} if any(map(_OPTION.match, step.words)) else {}
         elif step.decides:
-            arguments = {} if functions[min(step.line, len(functions) - 1)] else _NO_ARGUMENTS
-            unset = {name: "" for name in _names(step.words) if not (is_open or _SET_ELSEWHERE.fullmatch(name))}
-            holds = _joined(step.joint, results.get(step.decides), test(step.words, {**unset, **arguments, **values}))
-            results[step.decides] = holds
-            if all(results.get((block, other)) is False for other in range(branch)):
+            unset = {} if functions[min(step.line, len(functions) - 1)] else {**_NO_ARGUMENTS}
+            unset |= {name: "" for name in _names(step.words) if not (is_open or _SET_ELSEWHERE.fullmatch(name))}
+            is_reached = not branch or results.get((block, branch - 1)) is False
+            holds = _joined(step.joint, results.get(step.decides), test(step.words, ChainMap(values, unset)))
+            results[step.decides] = holds if is_reached else None
+            if is_reached:
                 way = chosen.get(block) if holds is None else branch if holds else -1
-                ways = {key: on for key, on in {**ways, block: way}.items() if on is not None}
+                ways.pop(block, None)
+                ways |= {} if way is None else {block: way}
         elif around and step.words[:1] in (["exit"], ["return"]):
             ways.pop(ended := around[-1][0], None)  # without its arguments the script ends there
             if not is_open and names.get(ended) and names[ended] <= values.keys() - given.keys():

@@ -108,8 +108,9 @@ def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
     with suppress(OSError, BadUsage):
         is_own = file.absolute() == chart / "values.yaml"
         whole = documents[0] if is_own else _merged(read_yaml(chart / "values.yaml"), documents[0])
-        about, files = read_yaml(chart / "Chart.yaml"), sorted((chart / "templates").rglob("*.[yt]*"))
-        text = b"" if "dependencies" in about else b"".join(read_bytes(one, _MOST_BYTES) for one in files[:_MOST])
+        about, files = inner(read_yaml(chart / "Chart.yaml")), sorted((chart / "templates").rglob("*.[yt]*"))[:_MOST]
+        parts = (read_bytes(one, _MOST_BYTES) for one in files if one.is_file() and one.stat().st_size)
+        text = b"" if "dependencies" in about else b"".join(parts)
         able = {key for key in whole if not text or f".{key}".encode() in text}  # a template reads the key
         whole = {key: part for key, part in whole.items() if key in able or inner(part).get("enabled") is not False}
         image, version = inner(whole, "image"), about.get("appVersion")
@@ -372,6 +373,15 @@ def _engine(values: Mapping[str, Any], version: str, least: int = 2) -> Iterator
     yield Engine(line, found.environment, found.image, pod, str(values.get("name") or ""))
 
 
+def image_of(node: Any) -> str:
+    """Return the image of the values of a chart; "" for none."""
+    if not isinstance(node, dict):
+        return str(node)
+    name, tag = node.get("repository") or node.get("image") or node.get("name") or "", node.get("tag")
+    tag = "$APP_VERSION" if tag == "" else tag  # of the chart, which the text does not show
+    return f"{name}:{tag}" if name and tag else str(name)
+
+
 def _inner_maps(node: Any) -> list[tuple[str, Any]]:
     """Return the mappings in a node by name, none in one that is an image itself."""
     is_image = not isinstance(node, dict) or "repository" in node
@@ -380,8 +390,7 @@ def _inner_maps(node: Any) -> list[tuple[str, Any]]:
 
 def _is_of_another(node: Mapping[str, Any]) -> bool:
     """Return True for the values of a container with an image of another program's."""
-    image = node.get("image")
-    name = str(image.get("repository") or "") if isinstance(image, dict) else str(image or "")
+    name = image_of(node.get("image") or "")
     return bool(_OTHER.search(name)) and "vllm" not in name
 
 
@@ -401,13 +410,7 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:
             named = next((one for kind, one in _inner_maps(child) if "vllm" in kind.lower()), child)
-            image = (
-                f"{named.get('repository') or named.get('image') or named.get('name') or ''}"
-                f":{'$APP_VERSION' if named.get('tag') == '' else named.get('tag') or ''}"  # the chart's
-                if isinstance(named, dict)
-                else str(named)
-            )
-            found.image = image.removesuffix(":") if image[:1] != ":" else found.image
+            found.image = image_of(named) or found.image
         elif _APART.search(name):
             continue
         elif _ARGUMENTS.fullmatch(name) and any(word.startswith("-") for word in split(child)):

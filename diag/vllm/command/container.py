@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from diag.vllm.command.shell import NOTATIONS, default
 
+_LOCAL = re.compile(NOTATIONS["patterns"]["container_local"])
 IS_ALONE = re.compile(NOTATIONS["patterns"]["container_is_alone"])
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
@@ -186,14 +187,9 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     probe = _health(options)
     is_host = any(value == "host" for value in (*options.get("--network", ()), *options.get("--net", ())))
     # [[ip:]host:]container; a range or a variable is unknown
-    listed = options.get("--publish", [])
-    ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in listed if not is_host]
-    is_local = all(
-        re.match(
-            r"(?!0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}:|localhost:|\[::1\]|\$\{?\w*(?:BIND|IP|HOST|ADDR)\w*[:}]", text
-        )
-        for text in listed
-    )
+    published = options.get("--publish", [])
+    ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in published if not is_host]
+    is_local = all(map(_LOCAL.match, published))
     is_fragment = _OF_A_SERVICE.isdisjoint(options)
     return Container(
         kind=kind,
@@ -208,7 +204,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
         is_whole=not is_open and "--volumes-from" not in options and "--user" not in options,
         is_public=(is_host or not is_local) and not (is_open or "--env-file" in options),
         network="host" if is_host else "",
-        discarded=tuple(listed) if is_host else (),
+        discarded=tuple(published) if is_host else (),
     )
 
 
@@ -342,10 +338,13 @@ def inner(node: Any, *keys: str) -> Mapping[str, Any]:
     return node if isinstance(node, dict) else {}
 
 
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def items(node: Any, key: str) -> list[Mapping[str, Any]]:
     """Return the mappings in the list under a key."""
-    listed = node.get(key) if isinstance(node, dict) else None
-    return [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    return [item for item in listed(inner(node).get(key)) if isinstance(item, dict)]
 
 
 def quantity(value: Any) -> float | None:

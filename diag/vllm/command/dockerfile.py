@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.files import parse_json, parse_yaml, read_bytes
 from diag.vllm.command.command import NOTATIONS, command_line, read_config_file, split
-from diag.vllm.command.container import inner
+from diag.vllm.command.container import inner, listed
 from diag.vllm.command.shell import LONGEST, default
 
 _FROM = re.compile(r"\A(?:[ \t]*(?:#.*|ARG[ \t].*)?\r?\n)*+FROM[ \t]+\S", re.ASCII)
@@ -202,7 +202,7 @@ def _exports(unit: str) -> str:
 def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path]:
     """Return where a script names the --config file of its container, and the file beside that is mounted there."""
     named = _CONFIG.search(text) if file.suffix in _CALLERS else None
-    source = r"(?:([\w.-]+\.ya?ml)|[\w}\"'])"
+    source = r"(?:([\w.-]{1,200}\.ya?ml)|[\w}\"'])"
     mount = named and re.search(rf"{source}[\"']?:{re.escape(named['place'])}(?![\w/])", text)
     return (named, file.with_name(mount[1] or Path(named["place"]).name)) if named and mount else (None, file)
 
@@ -213,9 +213,9 @@ def with_config(text: str, file: Path) -> str:
     with suppress(BadUsage):
         if named and (content := read_config_file(place) if _text(place) else {}):
             is_served = text[: named.start()].rstrip().endswith("serve")
-            rest = {key: value for key, value in content.items() if not re.search(rf"--{key}[= ]", text)}
+            rest = {key: value for key, value in content.items() if f"--{key}=" not in text and f"--{key} " not in text}
             model = [] if is_served or "model" not in rest else ["--model", str(rest.pop("model"))]
-            return text.replace(named[0], shlex.join([*model, *command_line(rest)]))
+            return text.replace(named[0], shlex.join([*model, *command_line(rest)]), _MOST_SCRIPTS)
     return text
 
 
@@ -255,11 +255,11 @@ def _built(service: Mapping[str, Any], file: Path) -> Mapping[Any, Any]:
     if "vllm" not in content:
         return service
     build = service.get("build")
-    arguments = inner(build, "args") or dict(str(pair).partition("=")[::2] for pair in _list(inner(build).get("args")))
+    arguments = inner(build, "args") or dict(str(pair).partition("=")[::2] for pair in listed(inner(build).get("args")))
     given = {str(name): default(str(value)) for name, value in arguments.items() if value is not None}
     stage = last_stage(with_scripts(content, place), given, str(inner(build).get("target") or ""))
     own = service.get("environment")
-    pairs = [f"{name}={value}" for name, value in own.items()] if isinstance(own, dict) else _list(own)
+    pairs = [f"{name}={value}" for name, value in own.items()] if isinstance(own, dict) else listed(own)
     names = {str(pair).partition("=")[0] for pair in pairs}
     pairs = [*(f"{name}={value}" for name, value in stage.environment.items() if name not in names), *pairs]
     literal = () if {"entrypoint", "command"} & service.keys() else stage.literal
@@ -292,7 +292,3 @@ def _builds(text: str, file: Path) -> dict[Path, str]:
 
 def _whole(file: Path) -> Path:
     return Path(os.path.normpath(file.absolute()))
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -9,6 +9,7 @@ from typing import Any
 from diag.core.errors import BadUsage
 from diag.core.files import parse_json, parse_yaml
 from diag.vllm.command.command import NOTATIONS
+from diag.vllm.command.container import listed
 from diag.vllm.command.shell import variable_name
 
 _TOKEN = re.compile(NOTATIONS["patterns"]["hcl_token"])
@@ -63,7 +64,7 @@ def _nomad(task: _Block) -> dict[str, Any]:
     """Return a task as a service of Compose."""
     config, environment = _first(task, "config"), _first(task, "env")
     devices = [one for one in _blocks(task, "device") if "gpu" in " ".join(one.labels)]
-    words = [*filter(None, [config.get("command")]), *_listed(config.get("args"))]
+    words = [*filter(None, [config.get("command")]), *listed(config.get("args"))]
     service = {"image": config.get("image"), "entrypoint": config.get("entrypoint"), "command": words}
     counts = [one.get("count", 1) for one in devices]
     job = {"kind": "Nomad task", "gpus": (*counts, None)[0], "line": task.line}
@@ -74,10 +75,6 @@ def _first(block: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = block.get(name)
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, dict) else {}
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _resource(kind: str, name: str, block: _Block) -> list[Any]:
@@ -110,9 +107,9 @@ def _texts(values: Sequence[Any]) -> list[Any]:
 def _release(block: _Block) -> list[Any]:
     """Return the values of a Helm release: its texts over each other, and the values of `set`."""
     values: dict[str, Any] = {}
-    for document in _texts(_listed(block.get("values"))):
+    for document in _texts(listed(block.get("values"))):
         values |= document if isinstance(document, dict) else {}
-    for one in (entry for key in ("set", "set_list") for entry in _listed(block.get(key))):
+    for one in (entry for key in ("set", "set_list") for entry in listed(block.get(key))):
         place: Any = values
         parts = [number or text.replace("\\", "") for number, text in _PATH.findall(str(one.get("name")))]
         for part, following in zip(parts, [*parts[1:], ""], strict=True):

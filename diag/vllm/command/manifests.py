@@ -14,7 +14,7 @@ from diag.core.errors import BadUsage, NoLaunch
 from diag.core.files import parse_yaml, read_bytes
 from diag.vllm.command import charts
 from diag.vllm.command.command import NOTATIONS, command_line, flag, from_variables, serve, split, unread
-from diag.vllm.command.container import Container, accelerators, inner, items, read_pod, read_service, scaled_on
+from diag.vllm.command.container import Container, accelerators, inner, items, listed, read_pod, read_service, scaled_on
 from diag.vllm.command.dockerfile import BUILT
 from diag.vllm.command.shell import filled_templates
 from diag.vllm.flags.registry import known, understood
@@ -124,8 +124,8 @@ def beside(file: Path, text: str) -> list[Any]:
     for other in islice(sorted(files), _MOST_DOCUMENTS):
         with suppress(OSError):
             documents += _objects(other, other.stat().st_mtime_ns) if other.name != file.name else []
-    able = Counter((kind(part), inner(part, "metadata").get("name")) for part in documents)
-    return [part for part in documents if able[kind(part), inner(part, "metadata").get("name")] == 1]
+    able = Counter(map(_key, documents))
+    return [part for part in documents if able[_key(part)] == 1]
 
 
 def above(file: Path, text: str) -> list[Any]:
@@ -146,7 +146,7 @@ def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = (
     own = [part for document in documents for part in (_objects_in(document) or [document])]
     parts = _joined(own, others)
     around = [*others, *parts]
-    maps = {inner(part, "metadata").get("name"): inner(part, "data") for part in around if kind(part) == "ConfigMap"}
+    maps = {_key(part)[1]: inner(part, "data") for part in around if kind(part) == "ConfigMap"}
     reader, length, is_read = _Reader(scaled_on(parts), version, maps=maps), 0, False
     read = (_with_service(writing, part, around) for part in parts for writing in reader.document(part))
     for writing in chain(read, _scripts(parts, around)):
@@ -165,8 +165,13 @@ def _objects_in(document: Any) -> list[Any]:
     return items(document, "items") or items(document, "objects") or [one for one in templates if one]
 
 
-def kind(part: Any) -> Any:
-    return part.get("kind") if isinstance(part, dict) else None
+def kind(part: Any) -> str:
+    return str(inner(part).get("kind"))
+
+
+def _key(part: Any) -> tuple[str, str]:
+    """Return the kind and the name by which other objects name this one."""
+    return kind(part), str(inner(part, "metadata").get("name"))
 
 
 def _configured(node: Mapping[str, Any], maps: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -175,7 +180,7 @@ def _configured(node: Mapping[str, Any], maps: Mapping[Any, Mapping[str, Any]]) 
     if not maps or not isinstance(node.get("env", []), list):
         return node
     entries = [{"name": key, "value": value} for _, name in named for key, value in maps.get(name, {}).items()]
-    for entry in _listed(node.get("env")):
+    for entry in listed(node.get("env")):
         source = inner(entry, "valueFrom", "configMapKeyRef")
         value = maps.get(str(source.get("name")), {}).get(str(source.get("key")))
         entries.append(entry if value is None else {"name": entry.get("name"), "value": value})
@@ -185,12 +190,12 @@ def _configured(node: Mapping[str, Any], maps: Mapping[Any, Mapping[str, Any]]) 
 
 def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     """Tell a pod whether it serves others, and whether a Service of the same text leads to it from elsewhere."""
-    kind = inner(part).get("kind")
-    if not writing.container or not writing.container.is_whole or kind not in ("Deployment", "StatefulSet", "Pod"):
+    is_pod, is_served = kind(part) == "Pod", kind(part) in ("Deployment", "StatefulSet", "Pod")
+    if not writing.container or not writing.container.is_whole or not is_served:
         return writing
-    pod = part if kind == "Pod" else inner(part, "spec", "template")
+    pod = part if is_pod else inner(part, "spec", "template")
     labels = inner(pod, "metadata", "labels").items()
-    named = [(inner(one, "metadata"), inner(one, "spec")) for one in parts if inner(one).get("kind") == "Service"]
+    named = [(inner(one, "metadata"), inner(one, "spec")) for one in parts if kind(one) == "Service"]
     services, place = [service for _, service in named], ("vllm", inner(part, "metadata").get("namespace"))
     linking = [names for names, service in named if service.get("clusterIP") != "None"]
     is_linked = inner(pod, "spec").get("enableServiceLinks") is not False
@@ -201,7 +206,7 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     leading = by_labels or [one for one in services if len(services) == 1 and one.get("selector", "") is None]
     is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
     has_ports = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
-    is_served = bool(leading) or (has_ports and kind != "Pod")
+    is_served = bool(leading) or (has_ports and not is_pod)
     has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
     is_public = bool(is_public and not annotated and not has_key)
     box = writing.container._replace(is_served=is_served, is_public=is_public, is_linked=is_linked)
@@ -210,24 +215,23 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
 
 def _joined(parts: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     """Join each InferenceService to the ServingRuntime that it names, and to its Model of LLMKube: one server each."""
-    objects = [part for part in (*others, *parts) if isinstance(part, dict)]
-    naming = {inner(part, "spec", "predictor", "model").get("runtime") for part in others}
+    naming = [inner(part, "spec", "predictor", "model").get("runtime") or () for part in others]
     for part in parts:
-        if "ServingRuntime" in str(kind(part)) and inner(part, "metadata").get("name", "") in naming:
+        if "ServingRuntime" in kind(part) and inner(part, "metadata").get("name") in naming:
             raise NoLaunch(
                 "an InferenceService in a file beside makes the server of this ServingRuntime: lint that file"
             )
-    able = {(str(part.get("kind")), str(inner(part, "metadata").get("name"))): part for part in objects}
+    able = {_key(part): part for part in (*others, *parts)}
     joined, used = list[Any](), list[Any]()
     for part in parts:
-        spec = inner(part, "spec") if isinstance(part, dict) and part.get("kind") == "InferenceService" else {}
+        spec = inner(part, "spec") if kind(part) == "InferenceService" else {}
         model = inner(spec, "predictor", "model")
         kinds = ("ServingRuntime", "ClusterServingRuntime")
         named = [(kind, str(model.get("runtime"))) for kind in kinds if model.get("runtime")]
-        runtime = next((able[key] for key in named if key in able), {})
+        runtime: Any = next((able[key] for key in named if key in able), {})
         if containers := items(inner(runtime, "spec"), "containers"):
             first, *others = containers
-            lists = {key: [*_listed(first.get(key)), *_listed(model.get(key))] for key in ("args", "env")}
+            lists = {key: [*listed(first.get(key)), *listed(model.get(key))] for key in ("args", "env")}
             lists |= {key: model[key] for key in ("resources", "image") if key in model}
             spec = {**runtime["spec"], "containers": [{**first, **lists}, *others]}
             joined.append({**runtime, "metadata": inner(part, "metadata"), "spec": spec})
@@ -265,10 +269,6 @@ def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
     """Return a node without what a shell does with the output of its command."""
     line = node.get("command")
     return {**node, "command": _REDIRECTED.split(line)[0]} if isinstance(line, str) else {**node}
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
@@ -366,7 +366,7 @@ class _Reader(NamedTuple):
                     app = dict(document[key])
                     document = {**document, "image": app.pop("image"), key: app}
             chart = {} if kind else inner(document, "image")
-            reader = self._replace(image=_image(chart)) if chart.get("tag") else self
+            reader = self._replace(image=charts.image_of(chart)) if chart.get("tag") else self
             is_read = False
             for writing in reader.nested(document, "", name, {}):
                 is_read = True
@@ -433,7 +433,7 @@ class _Reader(NamedTuple):
         image = node.get("image")
         if isinstance(image, dict):  # of Helm values
             node = {**node, **{key: image[key] for key in ("command", "args", "env") if key in image}}
-            image, is_pod = _image(image), True
+            image, is_pod = charts.image_of(image), True
         # Kubernetes overrides the image's entry point by `command`, Compose by `entrypoint`
         program, *words = split(node.get("command" if is_pod else "entrypoint")) or [""]
         words += split(node.get("args" if is_pod else "command"))
@@ -571,7 +571,7 @@ class _Reader(NamedTuple):
         environment |= {"VLLM_USE_V1": "0"} if is_v0 else {}
         count = None if "raySpec" in model else model.get("requestGPU")
         gpus = {"limits": {"nvidia.com/gpu": count}}
-        container = {"image": _image(model), "env": environment, "resources": gpus}
+        container = {"image": charts.image_of(model), "env": environment, "resources": gpus}
         yield self.engine("production-stack values", [*words, *extra], container, {})
 
     def llm_d(self, document: Mapping[str, Any], role: str) -> Iterator[Writing]:
@@ -607,8 +607,8 @@ class _Reader(NamedTuple):
 
 def _operator(form: Mapping[str, Any], document: Mapping[str, Any], version: str) -> Iterator[Writing]:
     """Yield the servers of an operator or a service; `form` has the paths of what it says about them."""
-    paths, listed = form["paths"], charts.looked_up(form.get("each", "-"), document)
-    roles = listed if isinstance(listed, dict) else dict(enumerate(_listed(listed))) if "each" in form else {"": None}
+    paths, made = form["paths"], charts.looked_up(form.get("each", "-"), document)
+    roles = made if isinstance(made, dict) else dict(enumerate(listed(made))) if "each" in form else {"": None}
     for role, item in roles.items():
         whole = {**document, "item": item}
         able = {key: [charts.looked_up(path.replace("ROLE", str(role)), whole) for path in paths[key]] for key in paths}
@@ -665,7 +665,7 @@ def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, A
     mounted = (mount for mount in items(node, "volumeMounts") if mount.get("mountPath") in (folder, named[1]))
     mounts = {mount.get("name") for mount in mounted}
     volumes = [inner(one, "configMap") for one in items(spec, "volumes") if one.get("name") in mounts]
-    named_maps = [reader.maps.get(one.get("name"), {}) for one in volumes]
+    named_maps = [reader.maps.get(str(one.get("name")), {}) for one in volumes]
     if not items(spec, "volumes") and not items(node, "volumeMounts"):  # a chart mounts it
         named_maps = [texts for texts in reader.maps.values() if file in texts]
     texts = {str(text) for one in named_maps for key, text in one.items() if key == file}
@@ -709,8 +709,12 @@ def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
     if stacks := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
         return stacks  # a chart depends on the production stack
     if "services" in document and "deployment" in document:  # Akash
-        sizes, own = inner(document, "profiles", "compute"), inner(document, "services").items()
-        return [{"services": {name: _task(one, inner(sizes, name, "resources", "gpu")) for name, one in own}}]
+        sizes, services = inner(document, "profiles", "compute"), dict[str, Any]()
+        for name, service in inner(document, "services").items():
+            placed = [*inner(document, "deployment", name).values(), None][0]
+            gpu = inner(sizes, str(inner(placed).get("profile")), "resources", "gpu")
+            services[name] = _task(inner(service), gpu)
+        return [{"services": services}]
     if "containerDefinitions" in document:
         tasks = items(document, "containerDefinitions")
         return [{"services": {str(task.get("name")): _task(task) for task in tasks}}]
@@ -740,12 +744,6 @@ def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
     served, source = loaded.get("model_id"), loaded.get("model_source")
     source = source.get("bucket_uri") if isinstance(source, dict) else source
     return {"model": source or served, "served_model_name": served if source else None, **arguments}
-
-
-def _image(node: Mapping[str, Any]) -> str:
-    name, tag = node.get("repository") or node.get("image") or node.get("name") or "", node.get("tag")
-    tag = "$APP_VERSION" if tag == "" else tag  # of the chart, which the text does not show
-    return f"{name}:{tag}" if name and tag else str(name)
 
 
 def _fetched(address: Any, folder: str) -> str:

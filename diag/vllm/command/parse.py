@@ -150,7 +150,9 @@ _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+
 """A folder whose root, or whose name, the text does not show."""
 _SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
 """A variable that a script sets, and its here-documents may name."""
-_VARIABLE_WORD = re.compile(r"\$\{?(\w+)\}?")
+_CALL = re.compile(r"\$\(([\w-]+)\)")
+_LONGEST_OUTPUT = 256
+_VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
@@ -228,14 +230,10 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
 
 def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[Command, ...]:
     """Give the servers of a template what they are with the other branches of its conditions."""
-    able = {other.place: other for other in others}
-    ways = [(one, able.get(one.place)) for one in commands]
-    if len({one.place for one in commands}) < len(commands):
-        return tuple(commands)
-    return tuple(
-        one._replace(branches=(*one.branches, other)) if other and not one.is_like(other) else one
-        for one, other in ways
-    )
+    places = [one.place for one in commands]
+    able = {other.place: (other,) for other in others if places.count(other.place) == 1}
+    ways = [(one, able.get(one.place, (one,))) for one in commands]
+    return tuple(one if one.is_like(*way) else one._replace(branches=(*one.branches, *way)) for one, way in ways)
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -281,7 +279,7 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     others = [*manifests.above(file, text), *manifests.beside(file, text)]
     read = manifests.containers(documents, version, others)
     launches = manifests.templated(read, text)
-    runtimes = [inner(one, "metadata") for one in others if "ServingRuntime" in str(manifests.kind(one))]
+    runtimes = [inner(one, "metadata") for one in others if "ServingRuntime" in manifests.kind(one)]
     named = [re.escape(str(about.get("name"))) for about in runtimes]
     able = [re.search(rf"runtime: *[\"']?{name}[\"'\s,}}]", text) for name in named]
     text += "".join(f"\n{about}" for about, used in zip(runtimes, able, strict=True) if used)  # with the release
@@ -622,15 +620,14 @@ def _with_outputs(steps: list[Statement], functions: Sequence[str]) -> list[Stat
         local = {key: value for words in before for key, value in _assignments(words).items()}
         is_plain = name and not any(step.path for step in body) and len(local) == len(before)
         if is_plain and len(printed) > 1 and printed[:-1] in (["echo"], ["printf", "%s"], ["printf", "%s\\n"]):
-            told = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1])  # noqa: B023
-            outputs |= {} if _ARGUMENT.search(told) or "$(" in told else {f"$({name})": told}
-    used = {name for name in outputs if any(name in word for step in steps for word in step.words)}
-    for name in used:
-        steps = [
-            step._replace(words=[word.replace(name, outputs[name]) if name in word else word for word in step.words])
-            for step in steps
-        ]
-    return steps
+            text = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1], _MOST_BRANCHES)  # noqa: B023
+            outputs |= {} if _ARGUMENT.search(text) or "$(" in text or len(text) > _LONGEST_OUTPUT else {name: text}
+    return [
+        step._replace(words=[_CALL.sub(lambda call: outputs.get(call[1], call[0]), word) for word in step.words])
+        if outputs and any(map(_CALL.search, step.words))
+        else step
+        for step in steps
+    ]
 
 
 def _called(body: Sequence[Statement], call: Statement) -> Iterator[Statement]:
@@ -739,12 +736,11 @@ def _split_words(
     for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
         value = _expand(word, plain) if isinstance(word, Bare) else ""
         named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
-        if named and "vllm" in environment.get(named[1], ""):  # CMD="vllm serve $MODEL"; exec $CMD
-            filled += map(Bare.of, environment[named[1]].split())
-        elif named and filled and environment.get(named[1]) == "":
-            absent.append(named[1])
-        elif filled and isinstance(word, Bare) and (unset := re.fullmatch(r"\$\{(\w+):?-\}", word)):
-            absent.append(unset[1])
+        name = (named[1] or named[2]) if named else ""
+        if "vllm" in environment.get(name, ""):  # CMD="vllm serve $MODEL"; exec $CMD
+            filled += map(Bare.of, environment[name].split())
+        elif named and filled and environment.get(name, "" if named[1] else None) == "":
+            absent.append(name)
         elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
             filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
         else:

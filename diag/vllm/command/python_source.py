@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
@@ -260,16 +260,11 @@ class _Values:
                 return -self._literal(operand, depth + 1)
             case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
                 numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
-                is_text = isinstance(kind, ast.Add) and all(isinstance(one, str) for one in numbers)
+                is_text = isinstance(kind, ast.Add) and all(
+                    isinstance(one, str) and len(one) < _LONGEST_TEXT for one in numbers
+                )
                 if is_text or all(isinstance(one, int | float) and abs(one) < _LARGEST for one in numbers):
                     return _ARITHMETIC[type(kind)](*numbers)
-            case ast.Attribute(value=ast.Name(id=name), attr=key) if name in self._values and name not in self._changed:
-                made = self._values[name]  # GPU = modal.gpu.H100(count=2), and GPU.count
-                given = [part.value for part in getattr(made, "keywords", ()) if part.arg == key]
-                return self._literal((*given, node)[0], depth + 1)
-            case ast.Call(func=ast.Attribute(attr=kind), keywords=given) if _is_gpu(node):
-                count = next((self._literal(part.value, depth + 1) for part in given if part.arg == "count"), 1)
-                return f"{kind.replace('_', '-')}:{count}"
             case ast.Call(func=ast.Name(id="str" | "int" | "float" as kind), args=[inner]):
                 value = self._literal(inner, depth + 1)
                 return value if is_default(value) else {"str": str, "int": int, "float": float}[kind](value)
@@ -292,6 +287,13 @@ class _Values:
                     return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         return self._computed(node, depth)
 
+    def _gpus(self, made: ast.Call, depth: int) -> Any:
+        """Return the number of GPUs of modal.gpu.H100(count=2)."""
+        if any(part.arg is None for part in made.keywords):
+            raise _UnknownValue
+        given = [*made.args, *(part.value for part in made.keywords if part.arg == "count")]
+        return self._literal(given[0], depth) if given else 1
+
     def _computed(self, node: ast.expr, depth: int) -> Any:
         """Return the result of a test, a choice or a method of a text."""
         match node:
@@ -299,6 +301,13 @@ class _Values:
                 values = [usual(self._literal(part, depth + 1)) for part in (holder, *given)]
                 if all(isinstance(value, str) and len(value) < _LONGEST_TEXT for value in values):
                     return getattr(values[0], kind)(*values[1:])
+            case ast.Attribute(value=ast.Name(id=name), attr="count") if name not in self._changed and _is_gpu(
+                made := self._values.get(name)
+            ):
+                return self._gpus(made, depth + 1)
+            case ast.Call(func=ast.Attribute(attr=kind), keywords=given) if _is_gpu(node):
+                size = next((f"-{self._literal(part.value, depth + 1)}" for part in given if part.arg == "size"), "")
+                return f"{kind.replace('_', '-')}{size}:{self._gpus(node, depth + 1)}"
             case ast.Subscript(value=holder, slice=place):
                 return self._literal(holder, depth + 1)[self._literal(place, depth + 1)]
             case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -665,7 +674,7 @@ def _is_missing(test: ast.expr) -> bool:
     return False
 
 
-def _is_gpu(node: ast.expr) -> bool:
+def _is_gpu(node: ast.expr | None) -> TypeGuard[ast.Call]:
     """Return True for modal.gpu.H100(count=2)."""
     return isinstance(node, ast.Call) and ast.unparse(node.func).startswith("modal.gpu.")
 

@@ -29,7 +29,7 @@ _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
 CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
 COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
 _FOLDED = re.compile(NOTATIONS["patterns"]["shell_folded"])
-_TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
+_TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*+([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = re.compile(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
@@ -218,20 +218,21 @@ def filled_templates(text: str) -> str:
 
 def otherwise(text: str) -> str:
     """Return a template with the second branch of each condition, on the same lines; the text if it has none."""
-    lines, opened = list[str](), list[int | None]()  # the branch of a condition, None for another block
+    lines, opened = list[str](), [(-1, False)]  # a condition's branch, -1 for another block; is it in a wrong branch?
     for line in text.split("\n") if "{{" in text or "{%" in text else ():
         block = BLOCK.fullmatch(line)
-        is_condition = bool(block and opened and opened[-1] is not None)
+        branch, is_out = opened[-1]
+        is_condition = bool(block) and branch >= 0
         if block and (block["opens"] or block["start"]):
             is_condition = bool(re.match(r"\W*if\b", line))
-            opened.append(0 if is_condition else None)
+            opened.append((0 if is_condition else -1, is_out or branch not in (-1, 1)))
         elif block and (block["ends"] or block["stop"]):
-            del opened[-1:]
-        elif block and (block["other"] or block["another"]) and opened and opened[-1] is not None:
-            opened[-1] += 1
+            del opened[max(len(opened) - 1, 1) :]
+        elif is_condition and block and (block["other"] or block["another"]):
+            opened[-1] = (branch + 1, is_out)
         else:
             is_condition = False
-        is_left_out = is_condition or any(branch not in (None, 1) for branch in opened)
+        is_left_out = is_condition or opened[-1][1] or opened[-1][0] not in (-1, 1)
         lines.append(("\\" if "".join(lines[-1:]).endswith("\\") else "") if is_left_out else line)
     return "\n".join(lines) or text
 
