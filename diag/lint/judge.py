@@ -42,10 +42,10 @@ _MOST_NAMED = 8
 _DOCSTRING = re.compile(r'(?m)^[ \t]*[rR]?"""(?:[^"\\]|\\.|"(?!""))*"""[ \t]*$')
 _CHUNK = re.compile(r"\w{4,}")
 _VERSION = r"v?(\d+\.\d+(?:\.\d+)*(?:\.post\d+)?)"
-_TAG = re.compile(rf"(?:^|/)vllm-(?:openai|omni|cpu)[\w.-]*:{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
+_TAG = re.compile(rf"(?:^|/)(?:vllm-(?:openai|omni|cpu)[\w.-]*|intel/vllm):{_VERSION}|:[^/]*vllm[_-]{_VERSION}")
 """vLLM's version in the tag of an image: of vLLM's own images, or after the word vllm; others have their own."""
 _OWN = re.compile(
-    r"(?:[\w.-]+[.:][\w.:-]+/)*(?:vllm/)?vllm-(?:openai|omni|cpu)[\w.-]*(?:[:@].*)?|vllm(?:[:@].*)?|.*\$.*"
+    r"(?:[\w.-]+[.:][\w.:-]+/)*(?:vllm/)?vllm-(?:openai|omni|cpu)[\w.-]*(?:[:@].*)?|(?:intel/)?vllm(?:[:@].*)?|.*\$.*"
 )
 """vLLM's own images, also in a registry that mirrors them; `vllm` stands for an image that is unknown."""
 _NAMED = re.compile(rf"vllm[a-z_-]*?[_-]{_VERSION}(?=[_.-]?[a-z]|/|$)")
@@ -289,7 +289,7 @@ def _run_together(first: Command, second: Command) -> bool:
     """Return True if two servers of one text run at the same time on one host."""
     boxes = (first.container, second.container)
     if all(box and box.kind == "Compose service" and box.is_whole for box in boxes):
-        return True
+        return len({frozenset(box.profiles) for box in boxes if box}) == 1
     ways = dict(first.path)  # the other branch of an if, or functions, which may run one after the other
     if first.place != second.place or any(ways.get(block, way) != way for block, way in second.path):
         return False

@@ -27,6 +27,7 @@ from diag.vllm.command.parse import read_all
 
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
 IMAGE = "image: vllm/vllm-openai:v0.25.1"
+FIRST = GPU % 'device_ids: ["0"]'
 AGAIN = "weights_are_downloaded_again"
 
 
@@ -48,6 +49,18 @@ def pod(args: str, more: str = "", spec: str = "") -> str:
 
 RUN = "docker run -p 127.0.0.1:8000:8000 --ipc=host --gpus"
 SHELL = "IS=1\nARGS=(--seed 1)\n"
+CALLED = f"""go() {{
+  local share=$1
+  {RUN} all -d vllm/vllm-openai:v0.25.1 --model m --gpu-memory-utilization $share --max-model-len $2
+}}
+%s
+go %s
+%s
+go %s
+%s
+go %s
+%s
+"""
 TABLE = {
     # a file: what it holds, and the rules of errors (2) and warnings (1) of each server
     "second service broken": (
@@ -378,13 +391,13 @@ TABLE = {
         "s.sh",
         "pip install vllm==0.16.0\ncat <<EOF | tee run.sh\n#!/bin/sh\nvllm serve m \\\\\n  --swap-space 4\nEOF\n"
         "cat >vllm.service <<'EOF'\n[Service]\nExecStart=/opt/bin/vllm serve n \\\n  --swap-space 4\nEOF\n",
-        [{"no_effect": 1}, {"no_effect": 1}],
+        [{"no_effect": 1}, {"no_effect": 1, "public_without_a_key": 1}],
     ),
     "a unit on another host": (
         "s.sh",
         "ssh gpu 'bash -s' <<'END'\n  cat >v.service <<'EOF'\n[Service]\nExecStart=/bin/vllm serve n --swap-space 4\n"
         "EOF\nEND\n",
-        [{"removed_flag": 1}],
+        [{"removed_flag": 1, "public_without_a_key": 1}],
     ),
     "a name of a function": (
         "s.py",
@@ -1292,6 +1305,67 @@ TABLE = {
         "        subprocess.Popen(['vllm', 'serve', 'm'])\n    @modal.web_server(8000)\n    def serve(self):\n        pass\n",  # noqa: E501
         [{"public_without_a_key": 1}],
     ),
+    "calls of a function in branches": (
+        "s.sh",
+        CALLED % ("case $1 in\na)", "0.9 64", ";;\nb)", "0.8 32", ";;\nc)", "0.9 64", ";;\nesac"),
+        [{}, {}],
+    ),
+    "calls of a function one after the other": (
+        "s.sh",
+        CALLED % ("", "0.9 64", "", "0.8 32", "", "0.9 64", ""),
+        [{}, {"gpu_taken_twice": 2}, {"gpu_taken_twice": 2}],
+    ),
+    "an array that is assigned anew": (
+        "s.sh",
+        "A=(vllm serve m --swap-space 4)\nA=(vllm serve n)\n\"${A[@]}\"\n",
+        [{}],
+    ),
+    "an array that ran before it is assigned anew": (
+        "s.sh",
+        "A=(vllm serve m --swap-space 4)\n\"${A[@]}\"\nA=(vllm serve n)\n\"${A[@]}\"\n",
+        [{"removed_flag": 1}, {}],
+    ),
+    "services of one profile": (
+        "c.yaml",
+        compose(*[service(f"--model m --max-model-len {k}k", "ipc: host", "profiles: [x]", FIRST) for k in (1, 2)]),
+        [{}, {"gpu_taken_twice": 2}],
+    ),
+    "services of different profiles": (
+        "c.yaml",
+        compose(*[service("--model m --max-model-len 1k", "ipc: host", f"profiles: [{k}]", FIRST) for k in "ab"]),
+        [{}, {}],
+    ),
+    "a service of a profile without a GPU": (
+        "c.yaml",
+        compose(service("--model m", "profiles: [gpu]", "ports: ['127.0.0.1:8000:8000']")),
+        [{"gpu_limit_differs": 1}],
+    ),
+    "a service written twice": (
+        "c.yaml",
+        compose(service("--model m", FIRST)) + f"  # again\n  chat:\n    {IMAGE}\n    command: n\n    gpus: all\n",
+        [{"service_written_twice": 2}],
+    ),
+    "a service that is called as a key of another": (
+        "c.yaml",
+        compose(service("--model m", FIRST, "labels:", "  chat: x")) + "  other:\n    labels:\n      chat: y\n",
+        [{}],
+    ),
+    "a token as a default": (
+        "s.sh",
+        'export HF_TOKEN="${HF_TOKEN:-hf_aBcDeFgHiJkLmNoPqRsTuVwXyZaBcDeFgH}"\n'
+        'exec apptainer exec --env HF_TOKEN="$HF_TOKEN" v.sif vllm serve m\n',
+        [{"key_in_the_text": 1}],
+    ),
+    "a placeholder as a default": ("s.sh", 'export HF_TOKEN="${HF_TOKEN:-hf_your_token_here}"\nvllm serve m\n', [{}]),
+    "a key that only begins with local": ("s.sh", "vllm serve m --api-key local-qwen-key\n", [{"key_in_the_text": 1}]),
+    "a key for local use": ("s.sh", "vllm serve m --api-key local-dev\n", [{}]),
+    "a unit without a host": ("v.service", "[Service]\nExecStart=/b/vllm serve m\n", [{"public_without_a_key": 1}]),
+    "a unit for its own host": ("v.service", "[Service]\nExecStart=/b/vllm serve m --host 127.0.0.1\n", [{}]),
+    "the tag of Intel's image": (
+        "s.sh",
+        f"{RUN} all intel/vllm:0.25.1-xpu --model m --swap-space 4\n",
+        [{"removed_flag": 2}],
+    ),
     "an unfinished line": ("s.sh", "vllm serve m \\\n  --enforce-eager \\\n", [{}]),
 }  # fmt: skip
 
@@ -1558,6 +1632,35 @@ def test_other_programs_are_no_launch_and_their_servers_are_named() -> None:
     ):
         with pytest.raises(NoLaunch, match=program):
             run(text, LintOptions(), as_json=False)
+
+
+PART = "vllm: {enabled: false, image: {repository: vllm/vllm-openai, tag: v0.25.1}, model: org/m}\n"
+SHOWN_PART = {"Chart.yaml": "name: c\n", "values.yaml": PART, "templates/s.yaml": "a: '{{ .Values.vllm.model }}'\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (
+            {"Dockerfile": 'FROM vllm/vllm-openai:v0.25.1\nCMD [\n  "--model", "m"\n]\n'},
+            r"each but the last needs a \\",
+        ),
+        ({"m.toml": 'a = "LLM("\n[services.v]\ncommand = "vllm-x"\n'}, "no command that starts a vLLM server"),
+        ({**SHOWN_PART, "templates/s.yaml": "a: '{{ .Values.a }}'\n"}, "no launch of vLLM"),
+    ],
+    ids=["a list that Docker does not read", "a form that is not read", "a part of a chart that nothing starts"],
+)
+def test_what_starts_no_server_is_named_as_such(tmp_path: Path, files: dict[str, str], told: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(BadUsage, match=told):
+        judged(tmp_path / next(iter(files)) if len(files) == 1 else tmp_path)
+
+
+def test_a_part_of_a_chart_that_a_template_names_may_be_started(tmp_path: Path) -> None:
+    (server,) = laid(tmp_path, SHOWN_PART)
+    assert server["model"] == "org/m"
 
 
 def test_preflight_needs_the_memory_for_a_go_and_names_errors_of_the_other_servers(tmp_path: Path) -> None:
@@ -2282,6 +2385,24 @@ EXEC = """FROM vllm/vllm-openai:v0.25.1
 ENV M=org/m
 CMD ["--model", "${M}"]
 """
+UNIT_SCRIPT = "#!/bin/bash\nM=${M:-org/m}\nD=/d\nT=${T:-${D}/t}\nvllm serve $M --port ${PORT:-8} --tokenizer $T\n"
+FAMILY = """M = "Qwen/Qwen2.5-7B-Instruct"
+command = ["vllm", "serve", M]
+if M.startswith("%s"):
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder"]
+"""
+TWO_FUNCTIONS = """import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--size", type=int, default=3)
+args = p.parse_args()
+def serve(size):
+    cmd = ["vllm", "serve", "org/m", "--seed", size]
+def other(size):
+    print(size)
+serve(size=args.size)
+other(size=%s)
+"""
+
 LONG = 100_000
 PRINTS = 'f() {\n  echo "%s"\n}\n'
 HOSTILE: dict[str, tuple[dict[str, str], str]] = {
@@ -2456,6 +2577,18 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a --config file of two ConfigMaps": ({"Chart.yaml": "name: c\n", "values.yaml": LOOPED % "", "templates/c.yaml": "kind: ConfigMap\nmetadata: {name: k}\ndata:\n  c.yaml: |\n    model: org/a\n---\nkind: ConfigMap\nmetadata: {name: l}\ndata:\n  c.yaml: |\n    model: org/b\n"}, ["vllm serve --config /c/c.yaml"], "", [set()]),  # noqa: E501
     "a model.json with keys of a request": ({"model.json": '\ufeff{"model": "org/m", "served_model_name": "vllm", "temperature": 0.7}'}, ["vllm serve org/m --served-model-name vllm --temperature"], "", [{"unknown_flag"}]),  # noqa: E501
     "a manifest in a task of Ansible": ({"t.yml": "- name: t\n  shell: |\n    kubectl apply -f - <<EOF\n" + textwrap.indent(POD.replace("args: %s", 'args: [--model, "{{ m }}", --swap-space, "4"]').replace("v0.25.1", "v0.16.0"), "    ") + "    EOF\n"}, ["--model {{ m }} --swap-space 4"], "the value of --model", [{"no_effect"}]),  # noqa: E501
+    "the variables of a unit": ({"r.sh": UNIT_SCRIPT, "v.service": "[Service]\nEnvironment=PORT=9 \"M=org/n\"\nEnvironment=T=org/t\nExecStart=/o/r.sh\n"}, ["vllm serve org/n --port 9 --tokenizer org/t"], "", [set()]),  # noqa: E501
+    "the variables of a unit with a file of more": ({"r.sh": UNIT_SCRIPT, "v.service": "[Service]\nEnvironment=PORT=9\nEnvironmentFile=/e\nExecStart=/o/r.sh\n"}, ["vllm serve org/m --port ${PORT:-8}"], "other values of --port", [set()]),  # noqa: E501
+    "an image of a chart's helper by its parts": ({"Chart.yaml": "name: c\n", "values.yaml": "v: {image: {repository: vllm/vllm-openai, tag: v0.16.0}}\n", "templates/d.yaml": POD.replace("vllm/vllm-openai:v0.25.1", '{{ include "c.image" (dict "repo" .Values.v.image.repository "tag" .Values.v.image.tag "global" .Values.global) }}') % '[--model, org/m, --swap-space, "4"]'}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "switches of a chat template": ({"r.sh": """vllm serve org/m --default-chat-template-kwargs '{"enable_thinking": true, "preserve_thinking": true}'\n"""}, ["{enable_thinking: true, preserve_thinking: true}"], "", [set()]),  # noqa: E501
+    "a text of a chat template": ({"r.sh": """vllm serve org/m --default-chat-template-kwargs '{"preserve_thinking": "Tr0ub4dor"}'\n"""}, ["--default-chat-template-kwargs ${DEFAULT_CHAT_TEMPLATE_KWARGS:?}"], "", [set()]),  # noqa: E501
+    "a name with a letter beyond ASCII": ({"r.sh": "vllm serve Adı/Model\n"}, ["vllm serve 'Adı/Model'"], "", [set()]),
+    "parameters of two functions": ({"s.py": TWO_FUNCTIONS % "args.size"}, ["--seed ${SIZE:-3}"], "other values of --seed", [set()]),  # noqa: E501
+    "parameters of two functions with two values": ({"s.py": TWO_FUNCTIONS % "4"}, ["--seed $SIZE"], "the value of --seed", [set()]),  # noqa: E501
+    "a branch for the models of another family": ({"s.py": FAMILY % "Qwen/Qwen3"}, ["vllm serve Qwen/Qwen2.5-7B-Instruct"], "", [set()]),  # noqa: E501
+    "a branch for the models of its family": ({"s.py": FAMILY % "Qwen/Qwen2"}, ["vllm serve Qwen/Qwen2.5-7B-Instruct --enable-auto-tool-choice --tool-call-parser qwen3_coder"], "", [{"parser_of_another_model"}]),  # noqa: E501
+    "a name that two cells set alike": ({"s.py": "M = 'org/m'\nM = 'org/m'\ncommand = ['vllm', 'serve', M]\n"}, ["vllm serve org/m"], "", [set()]),  # noqa: E501
+    "a name that two cells set otherwise": ({"s.py": "M = 'org/m'\nM = 'org/n'\ncommand = ['vllm', 'serve', M]\n"}, ["vllm serve $M"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -103,12 +103,17 @@ def chart_of(file: Path) -> Path | None:
 def overlaid(documents: Sequence[Any], file: Path) -> Sequence[Any]:
     """Put the values of an environment over those of its chart, which they complete; its version is the usual tag."""
     chart = chart_of(file)
-    if not chart or len(documents) != 1:
+    if not chart or len(documents) != 1 or not isinstance(documents[0], dict):
         return documents
     with suppress(OSError, BadUsage):
         is_own = file.absolute() == chart / "values.yaml"
         whole = documents[0] if is_own else _merged(read_yaml(chart / "values.yaml"), documents[0])
-        image, version = inner(whole, "image"), inner(read_yaml(chart / "Chart.yaml")).get("appVersion")
+        about, files = inner(read_yaml(chart / "Chart.yaml")), sorted((chart / "templates").rglob("*.[yt]*"))[:_MOST]
+        parts = (read_bytes(one, _MOST_BYTES) for one in files if one.is_file() and one.stat().st_size)
+        text = b"" if "dependencies" in about else b"".join(parts)
+        able = {key for key in whole if not text or f".{key}".encode() in text}  # a template reads the key
+        whole = {key: part for key, part in whole.items() if key in able or inner(part).get("enabled") is not False}
+        image, version = inner(whole, "image"), about.get("appVersion")
         is_usual = version and image.get("repository") and image.get("tag", "-") in ("", None)
         return [{**whole, "image": {**image, "tag": version}} if is_usual else whole]
     return documents

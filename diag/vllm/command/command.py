@@ -125,8 +125,8 @@ class Command(NamedTuple):
     runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names.
     `by_default` is the same command with the defaults of its variables, if there are any.
     `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word; `path` has the
-    branches of the script around it, as a Statement's; `absent` are variables in it that are empty by default,
-    `dockerfile` is the text of which its image is built.
+    branches of the script around it, as a Statement's, and those of the calls of its function; `absent` are variables
+    in it that are empty by default, `dockerfile` is the text of which its image is built.
     """
 
     words: tuple[str, ...]

@@ -56,7 +56,7 @@ class Container(NamedTuple):
     host's network, `baked` secrets that a Dockerfile leaves in its image, `literal` variables that nothing expands
     in it, `build` names an image that the command does not. `fleeting` are volumes that end with the pod
     (emptyDir), `cpus` is its limit of cores. `metrics` are the names that an autoscaler of the same text reads,
-    `product` has words that may name the GPUs.
+    `product` has words that may name the GPUs, `profiles` are those of Compose that start it.
     """
 
     kind: str = "container"
@@ -86,6 +86,7 @@ class Container(NamedTuple):
     is_linked: bool = False
     metrics: tuple[str, ...] = ()
     product: str = ""
+    profiles: tuple[str, ...] = ()
 
     @property
     def startup(self) -> ContainerProbe | None:
@@ -301,10 +302,10 @@ def read_service(service: Mapping[str, Any], environment: Mapping[str, str]) -> 
     run = read_run([*map(default, words)], environment, "Compose service")
     if not run:
         return None
-    is_part = "extends" in service or "profiles" in service
+    profiles = tuple(_texts(service, "profiles"))
     count = "all" if run.gpus_by == EVERY_GPU else run.gpus
     by = f"device_ids: {', '.join(run.devices)}" if run.devices else f"count: {count}"
-    return run._replace(is_whole=run.is_whole and not is_part, gpus_by=by)
+    return run._replace(is_whole=run.is_whole and "extends" not in service, gpus_by=by, profiles=profiles)
 
 
 def _texts(node: Mapping[str, Any], key: str) -> list[str]:

@@ -117,6 +117,8 @@ def _program(rest: str) -> tuple[str, ...]:
         words = parse_json(rest) if rest.startswith("[") else None
     except ValueError:
         words = None
+    if rest == "[":
+        raise BadUsage("the Dockerfile has a list over several lines: each but the last needs a \\ at its end")
     return tuple(map(str, words)) if isinstance(words, list) else ("/bin/sh", "-c", rest)
 
 
@@ -175,16 +177,26 @@ def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
 
 
 def called(text: str, file: Path) -> tuple[str, bool]:
-    """Fill in the arguments of the one call of a script beside it; True if a systemd unit starts it."""
+    """Fill in the arguments of the one call of a script beside it, and its unit's variables; True if one starts it."""
     call, folder = re.compile(NOTATIONS["patterns"]["dockerfile_call"] % re.escape(file.name), re.M), file.parent
     kinds = ("*.*" if _POSITION.search(text) else "*.service", "*/*.service") if file.suffix in (".sh", ".bash") else ()
     able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in _CALLERS and one != file)
     calls = [(one, "EnvironmentFile" not in it) for it in map(_text, able[:_MOST_CALLERS]) for one in call.finditer(it)]
+    units = {one.string for one, is_whole in calls if one["unit"] and is_whole}
+    text = _exports(min(units)) + text if len(calls) == len(units) == 1 else text
     given = {one["rest"].strip("& \t\r") for one, _ in calls}
     words = given.pop().split() if len(given) == 1 else []
     if all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):
         text = _POSITION.sub(lambda at: dict(enumerate(words, 1)).get(int(at[1] or at[2]), at[0]), text)
-    return text, any(one["unit"] and is_whole for one, is_whole in calls)
+    return text, bool(units)
+
+
+def _exports(unit: str) -> str:
+    """Return the variables of a systemd unit for a shell: a secret, or what systemd fills in, by name alone."""
+    words = [word for line in re.findall(r"(?m)^Environment=(.*)$", unit) for word in split(line)]
+    pairs = [word.partition("=")[::2] for word in words if re.match(r"[A-Za-z_]\w*=", word)]
+    unseen = {name for name, value in pairs if _SECRET.fullmatch(name) or re.search("[%$`]", value)}
+    return "".join(f"export {name}={f'${name}' if name in unseen else shlex.quote(value)}; " for name, value in pairs)
 
 
 def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path]:

@@ -5,7 +5,7 @@ import shlex
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise, takewhile
+from itertools import compress, islice, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -155,7 +155,7 @@ _LONGEST_OUTPUT = 256
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
-_WITH_DEFAULT = re.compile(r"\$\{(\w+):-[^{}$]*\}")
+_WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
 _MOST_BRANCHES = 8
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
@@ -325,7 +325,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     except BadUsage as error:
         if suffix == ".py":
             raise
-        launches, refused = (), error  # a script may hold a manifest or Python
+        launches, refused = (), None if suffix == ".toml" else error  # a script may hold a manifest or Python
     if launches:
         return _commands(launches, version, folder, text)
     if suffix == ".j2":  # with the keys of a YAML
@@ -507,11 +507,11 @@ def _parse_shell(
         nodes, by = _JOB_NODES.search(text), gpus[0].split(maxsplit=1)[1]
         job = Container("Slurm job", shared_memory=None, gpus=int(gpus[2]), gpus_by=by, is_whole=False)
         job = job._replace(nodes=int(nodes[1]) if nodes else 1, product=gpus[1] or "")
-    return tuple(
+    commands = [
         first._replace(
             branches=(*others, *first.branches),
             line=steps[at].line,
-            path=steps[at].path,
+            path=(*(path := steps[at].path), *[(-steps[at].line, hash(path))] * bool(path)),  # one of its calls
             place=functions[min(steps[at].line, len(functions) - 1)],
             is_background=steps[at].is_background and not _ends(steps[at + 1 :], servers),
             container=first.container or job,
@@ -520,7 +520,12 @@ def _parse_shell(
             lost=_lost(steps[at + 1].words if at + 1 < len(steps) else ()),
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
+    ]
+    is_new = (
+        not any(one.line == other.line and one.path != other.path and one.is_like(other) for other in commands[:at])
+        for at, one in enumerate(commands)
     )
+    return tuple(compress(commands, is_new))  # calls of a function with the same values are one server
 
 
 def _branches(
@@ -534,7 +539,8 @@ def _branches(
     runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
     turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
     first = {**turns[0], **usual}
-    starts = dict.fromkeys(step.path for step in steps if step.path and _serve_end(step.words) is not None)
+    started = (step for step in steps if _serve_end(step.words) or _find_image(step.words, {}).arguments)
+    starts = dict.fromkeys(step.path for step in started if step.path)
     aside = (dict(path) for path in starts if any(first[block] != way for block, way in path))
     blocks = {block: at for at, step in reversed([*enumerate(steps)]) for block, _ in step.path}  # where each begins
     ended = {step.path[-1] for step in steps if step.path and step.words[:1] == ["exit"]}
@@ -683,7 +689,11 @@ def _run(
         filled = [part for word in words for part in arrays.get(_ARRAY_USE.sub(r"${\1[@]}", word), [word])]
         if name.endswith("+") and use in launched:
             launched[use] += filled[: _MOST_WORDS - len(launched[use])]
-        elif name and _serve_end(words) is None:
+            continue
+        replaced = launched.pop(use, None) if name else None
+        if replaced and not any(f"{{{name}[" in word for _, words in commands for word in words):  # it never ran
+            commands = [(place, words) for place, words in commands if words is not replaced]
+        if name and _serve_end(words) is None:
             arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
         elif filled and not _MENTIONS.fullmatch(filled[0]):  # an array may be a command itself
             commands.append((at, filled))

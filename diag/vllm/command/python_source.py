@@ -40,7 +40,7 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     **{ast.LtE: operator.le, ast.Is: operator.is_, ast.IsNot: operator.is_not},
     **{ast.In: lambda first, second: first in second, ast.NotIn: lambda first, second: first not in second},
 }
-_TEXT_METHODS = ("lower", "upper", "strip", "rstrip", "split", "removeprefix", "removesuffix")
+_TEXT_METHODS = frozenset[str](NOTATIONS["text_methods"])
 _LONGEST_TEXT = 1000
 _ALTERING = ("insert", "remove", "pop", "reverse", "sort", "clear")
 _LARGEST = 10**18
@@ -131,8 +131,8 @@ def _defaults(calls: Iterable[ast.Call]) -> dict[str, ast.expr]:
 
 
 def _parameters(nodes: Iterable[ast.AST], calls: Iterable[ast.Call], stored: Mapping[str, int]) -> dict[str, ast.expr]:
-    """Return the values of functions' parameters that no other name is: of the only call, or the defaults."""
-    found: dict[str, ast.expr] = {}
+    """Return the values of functions' parameters, if all of a name have the same: of the only call, or the defaults."""
+    everywhere: dict[str, list[ast.expr]] = {}
     made: dict[str, list[ast.Call]] = {}
     for call in calls:
         made.setdefault(_names(call.func)[1], []).append(call)
@@ -145,11 +145,18 @@ def _parameters(nodes: Iterable[ast.AST], calls: Iterable[ast.Call], stored: Map
             most = len(names) if is_open else max((len(call.args) for call in own), default=0)
             pairs = [*zip(reversed(names), reversed(taken.defaults), strict=False)]
             pairs += [(key.arg, it) for key, it in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if it]
-            found |= {name: value for name, value in pairs if name not in {*given, *names[:most]}}
+            found = {name: value for name, value in pairs if name not in {*given, *names[:most]}}
             if len(own) == 1 and not is_open:
                 found |= dict(zip(names, own[0].args, strict=False))
                 found |= {part.arg: part.value for part in own[0].keywords if part.arg}
-    return {f"{name}=": value for name, value in found.items() if stored[name] == 1}
+            for name, value in found.items():
+                everywhere.setdefault(name, []).append(value)
+    return {f"{name}=": values[0] for name, values in everywhere.items() if _is_one(values, stored[name])}
+
+
+def _is_one(values: list[ast.expr], stored: int) -> bool:
+    """Return True if a name, which is stored so often, has one value wherever it is set."""
+    return stored == len(values) and len({ast.dump(value) for value in values}) == 1
 
 
 def _foreign_names(nodes: list[ast.AST]) -> set[str]:
@@ -352,6 +359,7 @@ class _Source(_Values):
             and isinstance(node.value, ast.Name)
             and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
         }
+        assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
                 continue
@@ -360,7 +368,9 @@ class _Source(_Values):
             if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
                 pairs = list(zip(target.elts, node.value.elts, strict=False))
             for name, value in pairs:
-                if isinstance(name, ast.Name) and stored[name.id] == 1:
+                same = assigned.setdefault(getattr(name, "id", ""), [])
+                same.append(value)
+                if isinstance(name, ast.Name) and _is_one(same, stored[name.id]):
                     self._values[name.id] = value
                     is_fixed = isinstance(value, ast.Constant | ast.JoinedStr) or _is_gpu(value)
                     self._changed -= {name.id} if is_fixed else set()

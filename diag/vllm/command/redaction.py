@@ -37,7 +37,7 @@ NAMED_KEYS = frozenset[str](CONTENT["named_keys"])
 _SECRETS = re.compile(r"--(?:api-key|hf-token|ssl-.*)")
 _PLAIN = re.compile(CONTENT["patterns"]["plain"])
 _LISTED = re.compile(r"[\d.,:|-]{1,60}")
-_NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|\$\([A-Z][A-Z0-9_]{0,60}\)|%[hi])*", re.ASCII)
+_NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|\$\([A-Z][A-Z0-9_]{0,60}\)|%[hi])*")
 _MOST = 256
 _URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
 _VARIABLE = re.compile(CONTENT["patterns"]["variable"])
@@ -48,6 +48,7 @@ _COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])|(?<=\w)@
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
 _FORMAT = r"(?:mx|nv|b|u)?(?:fp|nf|int|f)\d{1,2}|v\d|w\da\d{1,2}"
 _WORDS = re.compile(rf"--(?:[a-z]{{2,12}}|{_FORMAT})(?:[-_](?:[a-z]{{1,12}}|{_FORMAT}))*")
+_SWITCH = re.compile(r"[a-z]{2,12}(?:_[a-z]{1,12}){1,3}")
 _READ = {"--api-key": "vllm_api_key"}
 """Flags that have a variable of vLLM's own under another name."""
 _LIKE = 0.8
@@ -208,13 +209,14 @@ def _shown(mention: Given, text: str) -> str | None:
 
 
 def _part(content: Any, key: str) -> Any:
-    """Return JSON with known keys, and numbers, switches or names; ValueError if it has more.
+    """Return JSON with known keys or switches, and numbers, switches or names; ValueError if it has more.
 
     An object comes as a list of pairs, so that a repeated key is seen.
     """
     if isinstance(content, list) and content and all(isinstance(part, tuple) for part in content):
         keys = [name for name, _ in content]
-        if len({*keys}) < len(keys) or not KEYS.issuperset(keys):
+        able = {key for key, on in content if isinstance(on, bool) and _SWITCH.fullmatch(key) and not is_secret(key)}
+        if len({*keys}) < len(keys) or not KEYS.issuperset({*keys} - able):
             raise ValueError
         return {name: _part(part, name) for name, part in content}
     if isinstance(content, list):
