@@ -207,7 +207,8 @@ def _judge_without_page(last: _LastValues) -> Judgement:
             return "starting", there
         return None, WHY["ending" if last.instance(signals.processes) else "shut_down"]
     if last.instance(signals.serves, whole):
-        return None, WHY["late" if last.instance("$page_late", last.queries.live(LATELY)) else "gone"]
+        lately = last.queries.live(LATELY)
+        return None, WHY[next((why for why in ("late", "lost") if last.instance(f"$page_{why}", lately)), "gone")]
     if last.instance(signals.processes):
         return "starting", there
     if last.instance(signals.endpoint_without_vllm, whole):

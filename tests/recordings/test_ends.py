@@ -2,6 +2,7 @@
 
 import gzip
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from support import rewriting
 from support.paths import RECORDINGS
 from support.rewriting import Scrape
-from support.scenarios import found
+from support.scenarios import found, present
 from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.commands import doctor
@@ -208,10 +209,16 @@ def answering(time: float, start: float = BEGUN - 600) -> str:
         ("context deadline exceeded: timed out", "unknown"),
         ("ConnectionRefusedError(111, 'Connection refused')", "critical"),
         ("reset the connection", "critical"),
+        ("HTTPError: HTTP Error 404: Not Found", "unknown"),
+        ("answered HTTP 404", "unknown"),
+        ("HTTPError: HTTP Error 502: Bad Gateway", "critical"),
+        ("SSLCertVerificationError: certificate verify failed: certificate has expired", "unknown"),
     ],
 )
-def test_a_page_that_does_not_come_in_time_is_no_death(tmp_path: Path, reason: str, verdict: str) -> None:
-    """A hang, a lost host or the network: a dead server refuses connections."""
+def test_a_page_that_does_not_come_in_time_or_is_answered_otherwise_is_no_death(
+    tmp_path: Path, reason: str, verdict: str
+) -> None:
+    """A hang, a lost host or the network; a lost route. A dead server refuses connections, its proxy says 502."""
     folder = rewriting.write(
         tmp_path / "recording", ((BEGUN + t, "h:1", answering(t) if t < 60 else "") for t in range(0, 600, 15))
     )
@@ -219,7 +226,44 @@ def test_a_page_that_does_not_come_in_time_is_no_death(tmp_path: Path, reason: s
     (folder / "metrics.prom.gz").write_bytes(gzip.compress(text))
     report = doctor.run(ObserveOptions([str(folder)]))
     assert report.verdict == verdict
-    assert any("in time" in why.why for why in report.not_judged) == (verdict == "unknown")
+    said = "in time" if "time" in reason.lower() or "nothing" in reason else "/health"
+    assert any(said in why.why for why in report.not_judged) == (verdict == "unknown")
+
+
+def test_another_answer_for_the_page_leaves_what_else_shows_a_death(tmp_path: Path) -> None:
+    folder = rewriting.write(
+        tmp_path / "recording", ((BEGUN + t, "h:1", answering(t) if t < 60 else "") for t in range(0, 600, 15))
+    )
+    text = gzip.decompress((folder / "metrics.prom.gz").read_bytes())
+    text = text.replace(
+        b" refused\n",
+        b' answered HTTP 404\ndiag_vllm_processes{role="api_server"} 1\ndiag_vllm_processes{role="engine"} 0\n',
+    )
+    (folder / "metrics.prom.gz").write_bytes(gzip.compress(text))
+    assert doctor.run(ObserveOptions([str(folder)])).verdict == "critical"
+
+
+@pytest.mark.parametrize(("turns", "lead"), [(True, set()), (False, {"queue_saturation"})])
+def test_the_queue_of_two_servers_in_turn_is_of_nobody(tmp_path: Path, turns: bool, lead: set[str]) -> None:
+    """An idle pod answers every second scrape at the address of one that queues."""
+    shown = (
+        (at, host, rewriting.with_value(page, "process_start_time_seconds", f"{BEGUN - 9 * (turns and k % 2)}"))
+        for k, (at, host, page) in enumerate(rewriting.scrapes("queue_saturation"))
+    )
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", shown))]))
+    assert present(report) == lead
+    assert report.verdict == ("unknown" if turns else "warning")
+
+
+def test_ranks_without_their_label_are_several_servers(tmp_path: Path) -> None:
+    """A federation drops the label engine: each page has the counters of another rank, and no page fails."""
+    pages = (
+        (BEGUN + t, "h:1", re.sub("process_start.*\n", "", answering(t, BEGUN - 9000 - 3000 * (t // 15 % 3))))
+        for t in range(0, 900, 15)
+    )
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    assert (report.verdict, report.health.missing) == ("unknown", ())
+    assert any("two servers answer" in why.why for why in report.not_judged)
 
 
 def test_counters_that_go_back_in_one_process_are_two_servers(tmp_path: Path) -> None:
