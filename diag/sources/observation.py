@@ -214,7 +214,7 @@ def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConf
 
     yield row("up", [not scrape.reason for scrape in table.scrapes])
     yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
-    for name, words in (("diag_vllm_late", LATE), ("diag_vllm_lost", OTHER_ANSWER)):
+    for name, words in (("diag_vllm_late", f"{LATE}|{OTHER_ANSWER}"), ("diag_vllm_lost", OTHER_ANSWER)):
         shown = [bool(re.search(words, scrape.reason, re.IGNORECASE)) for scrape in table.scrapes]
         if any(shown):
             yield row(name, shown)

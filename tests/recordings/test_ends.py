@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,39 @@ def test_a_cascade_is_dated_by_its_preemptions(tmp_path: Path, every: float) -> 
     since = found(report, "kv_eviction_cascade").diagnosis.since
     assert since is not None
     assert abs(since - BEGUN - preempting[0]) <= every + 15
+
+
+@pytest.mark.parametrize("every", [5, 15])
+def test_a_cascade_ends_with_its_last_preemption(tmp_path: Path, every: float) -> None:
+    """A window of three scrapes shows it for three scrapes more."""
+    counted: list[tuple[float, float]] = []
+
+    def note(engine: Engine, time: float) -> None:
+        counted.append((time, engine.count["vllm:num_preemptions_total"]))
+
+    limits = Limits(num_gpu_blocks=900, max_num_batched_tokens=2048, token=0.00005)
+    report = judged(tmp_path, limits, every, 1500, lambda t: 2.2 if 400 <= t < 620 else 0.7, 500, 400, change=note)
+    last = max(time for (_, before), (time, after) in pairwise(counted) if after > before)
+    cascade = found(report, "kv_eviction_cascade").diagnosis
+    assert not cascade.ongoing
+    assert abs((cascade.end or 0) - BEGUN - last) <= 1.5 * every
+
+
+@pytest.mark.parametrize(("pauses", "is_there"), [(True, True), (False, False)])
+def test_preemptions_between_scrapes_show_in_pauses_of_streams(tmp_path: Path, pauses: bool, is_there: bool) -> None:
+    """The queue is empty at each scrape; where no stream pauses either, nobody feels the preemptions."""
+    waiting = re.compile(r"^(vllm:num_requests_waiting(?:_by_reason)?\{[^}]*\}) \S+", re.M)
+    bucket = re.compile(r'^(vllm:inter_token_latency_seconds_bucket\{.*?le="[1-9][^"]*".*\}) \S+', re.M)
+
+    def change(page: str) -> str:
+        total = re.search(r"^vllm:inter_token_latency_seconds_count\S* (\S+)", page, re.M)
+        page = waiting.sub(r"\1 0", page)
+        return page if pauses or not total else bucket.sub(rf"\g<1> {total[1]}", page)
+
+    pages = rewriting.changed(rewriting.scrapes("kv_cascade"), change)
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    assert ("kv_eviction_cascade" in present(report)) is is_there
+    assert all(each.diagnosis.incident.id != "compiling_while_serving" for each in report.health.suspects)
 
 
 @pytest.mark.parametrize("begin", [2.2, 8, 13, 15, 29, 38, 44])
