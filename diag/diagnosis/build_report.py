@@ -90,8 +90,8 @@ def build_report(
     )
     several = tuple(_several(queries))
     mixed_up = {instance_name(why.subject) for why in several}
-    judged_incidents = begun(dated(diagnose(incidents, judged), judged), incidents, judged)
-    judged_incidents = _without_counters(judged_incidents, mixed_up)
+    all_judged = begun(dated(diagnose(incidents, judged), judged), incidents, judged)
+    judged_incidents = _without_counters(all_judged, mixed_up)
     findings = tuple(
         _findings(_with_failing_answers(judged_incidents, dict(observed.endings)), observed, judged, running)
     )
@@ -136,14 +136,14 @@ def _several(queries: QueryCache) -> Iterator[NotJudged]:
 
 def _without_counters(diagnoses: tuple[Diagnosis, ...], mixed_up: Collection[str]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses, unknown where vLLM's counters and gauges decide and are those of two servers in turn."""
-
-    def is_of_nobody(one: Diagnosis) -> bool:
-        read = (expanded(condition.signal.promql) for condition in one.incident.symptoms)
-        is_death = one.incident.crash is not None  # that is told by /health, the log and the processes
-        return one.state == "present" and one.server in mixed_up and not is_death and all(OWN in text for text in read)
-
+    of_nobody = {  # a death is told by /health, the log and the processes
+        id(one)
+        for one in diagnoses
+        if one.state == "present" and one.server in mixed_up and one.incident.crash is None
+        if all(OWN in expanded(condition.signal.promql) for condition in one.incident.symptoms)
+    }
     judged = [
-        one._replace(state="unknown", since=None, until=None, ongoing=False) if is_of_nobody(one) else one
+        one._replace(state="unknown", since=None, until=None, ongoing=False) if id(one) in of_nobody else one
         for one in diagnoses
     ]
     return ranked(judged) if mixed_up else diagnoses
