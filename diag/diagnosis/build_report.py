@@ -12,7 +12,7 @@ from diag.core.log_events import ANSWERS, READY, EventLine, LogContext, LogEndin
 from diag.core.metric_prefix import GENERATED, OWN
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading, shortest_look
-from diag.diagnosis.diagnose import Diagnosis, Quote, diagnose, quotes
+from diag.diagnosis.diagnose import Diagnosis, Quote, diagnose, quotes, ranked
 from diag.diagnosis.health import OF_A_LOG, HealthEvidence, health
 from diag.diagnosis.onset import begun, by_scrapes, dated
 from diag.diagnosis.progress import FAILED, INSTANCE, REASONS, NotJudged, Progress, judge
@@ -46,9 +46,13 @@ STACK_DUMP = re.compile(r">>> Call stack dump #\d+ at (?P<at>[^\n]{10,40}?) due 
 GOES_BACK = f"""
 max by ($by) (resets(process_start_time_seconds[$window])) > 1
 or (max by ($by) (resets({GENERATED}[$window])) > 2
-  and max by ($by) (changes(process_start_time_seconds[$window])) == 0)"""
+  and max by ($by) (changes(process_start_time_seconds[$window])) == 0)
+or (max by ($by) (resets({GENERATED}[$window]) > 2 and min_over_time({GENERATED}[$window])
+  > 0.2 * max_over_time({GENERATED}[$window])) and on (instance) max by (instance) (min_over_time(up[$window])) > 0
+  unless on (instance) count by (instance) (last_over_time(process_start_time_seconds[$window])))"""
 """Two servers at one address: an older process answers after a newer one more than once, as it does where traffic moves
-back, or the counters of one process decrease again and again."""
+back, or the counters of one process decrease again and again; or, where no page names its process, they never begin at
+0 and no page fails, as one does while a server starts."""
 FAILING, REFUSED, START_FAILED = "requests_failing", "requests_refused", "startup_failed"
 FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 """Failed answers among the last of a log, and their share, from which they are an incident."""
@@ -86,7 +90,10 @@ def build_report(
         incident._replace(severity="info", escalates=None) if incident.id in ignored else incident
         for incident in incidents
     )
-    judged_incidents = begun(dated(diagnose(incidents, judged), judged), incidents, judged)
+    several = tuple(_several(queries))
+    mixed_up = {instance_name(why.subject) for why in several}
+    all_judged = begun(dated(diagnose(incidents, judged), judged), incidents, judged)
+    judged_incidents = _without_counters(all_judged, mixed_up)
     findings = tuple(
         _findings(_with_failing_answers(judged_incidents, dict(observed.endings)), observed, judged, running)
     )
@@ -97,10 +104,11 @@ def build_report(
         return _log_report(observed, findings, queries, ignored)
     mixed = (NotJudged(WHY["mixed"].format(metric), (("instance", name),)) for name, metric in observed.mixed)
     is_dead = bool(progress) and {engine.state for engine in progress} == {"dead"}
-    seen = health(diagnoses, progress, queries, observed.not_measured)
+    certain = [one for one in diagnoses if one.state != "unknown" or one.server not in mixed_up]
+    seen = health(certain, progress, queries, observed.not_measured)
     seen = seen._replace(ignored=tuple(diagnosis for diagnosis in present if diagnosis.incident.id in ignored))
     not_judged = (
-        *(*unknown, *mixed, *_several(queries)),
+        *(*unknown, *mixed, *several),
         *_not_judged(diagnoses, judged, is_dead=is_dead),
         *_accepted_outages(seen, progress, present),
     )
@@ -126,6 +134,21 @@ def _several(queries: QueryCache) -> Iterator[NotJudged]:
     for subject, row in queries.ask(GOES_BACK, INSTANCE, queries.whole).items():
         if row[-1] > 0 and not queries.is_gone(subject):
             yield NotJudged(WHY["two_servers"], subject)
+
+
+def _without_counters(diagnoses: tuple[Diagnosis, ...], mixed_up: Collection[str]) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses, unknown where vLLM's counters and gauges decide and are those of two servers in turn."""
+    of_nobody = {  # a death is told by /health, the log and the processes
+        id(one)
+        for one in diagnoses
+        if one.state == "present" and one.server in mixed_up and one.incident.crash is None
+        if all(OWN in expanded(condition.signal.promql) for condition in one.incident.symptoms)
+    }
+    judged = [
+        one._replace(state="unknown", since=None, until=None, ongoing=False) if id(one) in of_nobody else one
+        for one in diagnoses
+    ]
+    return ranked(judged) if mixed_up else diagnoses
 
 
 def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]) -> list[Diagnosis]:

@@ -165,6 +165,7 @@ def _ended(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
     shown = reading.condition._replace(signal=signal, limit=queries.contract.limit(reading.condition.limit))
     shown = Condition(incident.sign, ">", 0.0, shown.why) if incident.sign else shown
     instants, rows = _held(shown, float(shown.limit), diagnosis, queries, began, last if is_event else until)
+    rows = rows[:2] if is_event else rows  # a long window shows an event for as long behind it
     shows = instants[np.any([held == 1 for held in rows], axis=0)] if rows else instants[:0]
     end = max((shows[shows <= until * 1000] / 1000).tolist(), default=until)
     for event in (shows[shows > until * 1000] / 1000).tolist() if is_event else ():

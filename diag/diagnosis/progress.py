@@ -33,6 +33,7 @@ NEARLY_ALL = 0.99
 REASONS = read(PACKAGE / "diagnosis" / "reasons.toml", dict[str, dict[str, str]])
 WHY = REASONS["progress"]
 LOG_IS_READ = 'max by (instance) (last_over_time(diag_scrape_success{collector="log"}[$window]))'
+OTHERWISE = ("lost", "max by (instance) (last_over_time(diag_vllm_lost[$window]))"), ("late", "$page_late")
 OFTEN = 0.75
 """The share of successful scrapes below which those that fail are the reason why nothing is known."""
 COUNTERS = (GENERATED, PROMPTED, FINISHED)
@@ -207,7 +208,8 @@ def _judge_without_page(last: _LastValues) -> Judgement:
             return "starting", there
         return None, WHY["ending" if last.instance(signals.processes) else "shut_down"]
     if last.instance(signals.serves, whole):
-        return None, WHY["late" if last.instance("$page_late", last.queries.live(LATELY)) else "gone"]
+        shown = (why for why, query in OTHERWISE if last.instance(query, last.queries.live(LATELY)))
+        return None, WHY[next(shown, "gone")]
     if last.instance(signals.processes):
         return "starting", there
     if last.instance(signals.endpoint_without_vllm, whole):

@@ -26,6 +26,9 @@ USUAL_INTERVAL = 2.0
 """Seconds between two scrapes, if there is only one scrape and the origin names no interval."""
 LATE = r"time-?out|timed out|no connection within|sent nothing for|stopped sending|did not finish"
 """Words of a reason, ours or another program's: no answer came in time. A dead server refuses the connection."""
+OTHER_ANSWER = r"HTTP(?: Error)? [34]\d\d\b|certificate|other than metrics|has no (?:page|metrics)|is no vLLM server"
+"""Words of a reason: something answers, but with no page (a lost route, a proxy), while vLLM may go on behind it. A 5xx
+is none of them: a proxy that reaches no server answers so."""
 _FAULTS: dict[FaultKind, str] = {
     "malformed": "{pages} of {host} contained invalid lines, which were skipped; the first: {first}",
     "duplicate": "{pages} of {host} repeated series (for example {first}): one with several values counts as missing",
@@ -211,9 +214,10 @@ def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConf
 
     yield row("up", [not scrape.reason for scrape in table.scrapes])
     yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
-    late = [bool(re.search(LATE, scrape.reason, re.IGNORECASE)) for scrape in table.scrapes]
-    if any(late):
-        yield row("diag_vllm_late", late)
+    for name, words in (("diag_vllm_late", f"{LATE}|{OTHER_ANSWER}"), ("diag_vllm_lost", OTHER_ANSWER)):
+        failed_so = [bool(re.search(words, scrape.reason, re.IGNORECASE)) for scrape in table.scrapes]
+        if any(failed_so):
+            yield row(name, failed_so)
     prefixes = [scrape.page.faults.get("renamed", "") if scrape.page else "" for scrape in table.scrapes]
     for prefix in sorted({page.faults["renamed"] for page in table.pages if "renamed" in page.faults}):
         yield row("diag_vllm_metrics_renamed", [one == prefix for one in prefixes], prefix=prefix)

@@ -2,8 +2,10 @@
 
 import gzip
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from support import rewriting
 from support.paths import RECORDINGS
 from support.rewriting import Scrape
-from support.scenarios import found
+from support.scenarios import found, present
 from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.commands import doctor
@@ -121,6 +123,39 @@ def test_a_cascade_is_dated_by_its_preemptions(tmp_path: Path, every: float) -> 
     assert abs(since - BEGUN - preempting[0]) <= every + 15
 
 
+@pytest.mark.parametrize("every", [5, 15])
+def test_a_cascade_ends_with_its_last_preemption(tmp_path: Path, every: float) -> None:
+    """A window of three scrapes shows it for three scrapes more."""
+    counted: list[tuple[float, float]] = []
+
+    def note(engine: Engine, time: float) -> None:
+        counted.append((time, engine.count["vllm:num_preemptions_total"]))
+
+    limits = Limits(num_gpu_blocks=900, max_num_batched_tokens=2048, token=0.00005)
+    report = judged(tmp_path, limits, every, 1500, lambda t: 2.2 if 400 <= t < 620 else 0.7, 500, 400, change=note)
+    last = max(time for (_, before), (time, after) in pairwise(counted) if after > before)
+    cascade = found(report, "kv_eviction_cascade").diagnosis
+    assert not cascade.ongoing
+    assert abs((cascade.end or 0) - BEGUN - last) <= 1.5 * every
+
+
+@pytest.mark.parametrize(("pauses", "is_there"), [(True, True), (False, False)])
+def test_preemptions_between_scrapes_show_in_pauses_of_streams(tmp_path: Path, pauses: bool, is_there: bool) -> None:
+    """The queue is empty at each scrape; where no stream pauses either, nobody feels the preemptions."""
+    waiting = re.compile(r"^(vllm:num_requests_waiting(?:_by_reason)?\{[^}]*\}) \S+", re.M)
+    bucket = re.compile(r'^(vllm:inter_token_latency_seconds_bucket\{.*?le="[1-9][^"]*".*\}) \S+', re.M)
+
+    def change(page: str) -> str:
+        total = re.search(r"^vllm:inter_token_latency_seconds_count\S* (\S+)", page, re.M)
+        page = waiting.sub(r"\1 0", page)
+        return page if pauses or not total else bucket.sub(rf"\g<1> {total[1]}", page)
+
+    pages = rewriting.changed(rewriting.scrapes("kv_cascade"), change)
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    assert ("kv_eviction_cascade" in present(report)) is is_there
+    assert all(each.diagnosis.incident.id != "compiling_while_serving" for each in report.health.suspects)
+
+
 @pytest.mark.parametrize("begin", [2.2, 8, 13, 15, 29, 38, 44])
 def test_a_cascade_under_way_at_the_first_scrape_has_no_onset(tmp_path: Path, begin: float) -> None:
     """Preemptions come in bursts: at many scrapes there is none, and the queue goes on."""
@@ -208,10 +243,16 @@ def answering(time: float, start: float = BEGUN - 600) -> str:
         ("context deadline exceeded: timed out", "unknown"),
         ("ConnectionRefusedError(111, 'Connection refused')", "critical"),
         ("reset the connection", "critical"),
+        ("HTTPError: HTTP Error 404: Not Found", "unknown"),
+        ("answered HTTP 404", "unknown"),
+        ("HTTPError: HTTP Error 502: Bad Gateway", "critical"),
+        ("SSLCertVerificationError: certificate verify failed: certificate has expired", "unknown"),
     ],
 )
-def test_a_page_that_does_not_come_in_time_is_no_death(tmp_path: Path, reason: str, verdict: str) -> None:
-    """A hang, a lost host or the network: a dead server refuses connections."""
+def test_a_page_that_does_not_come_in_time_or_is_answered_otherwise_is_no_death(
+    tmp_path: Path, reason: str, verdict: str
+) -> None:
+    """A hang, a lost host or the network; a lost route. A dead server refuses connections, its proxy says 502."""
     folder = rewriting.write(
         tmp_path / "recording", ((BEGUN + t, "h:1", answering(t) if t < 60 else "") for t in range(0, 600, 15))
     )
@@ -219,7 +260,44 @@ def test_a_page_that_does_not_come_in_time_is_no_death(tmp_path: Path, reason: s
     (folder / "metrics.prom.gz").write_bytes(gzip.compress(text))
     report = doctor.run(ObserveOptions([str(folder)]))
     assert report.verdict == verdict
-    assert any("in time" in why.why for why in report.not_judged) == (verdict == "unknown")
+    said = "in time" if "time" in reason.lower() or "nothing" in reason else "/health"
+    assert any(said in why.why for why in report.not_judged) == (verdict == "unknown")
+
+
+def test_another_answer_for_the_page_leaves_what_else_shows_a_death(tmp_path: Path) -> None:
+    folder = rewriting.write(
+        tmp_path / "recording", ((BEGUN + t, "h:1", answering(t) if t < 60 else "") for t in range(0, 600, 15))
+    )
+    text = gzip.decompress((folder / "metrics.prom.gz").read_bytes())
+    text = text.replace(
+        b" refused\n",
+        b' answered HTTP 404\ndiag_vllm_processes{role="api_server"} 1\ndiag_vllm_processes{role="engine"} 0\n',
+    )
+    (folder / "metrics.prom.gz").write_bytes(gzip.compress(text))
+    assert doctor.run(ObserveOptions([str(folder)])).verdict == "critical"
+
+
+@pytest.mark.parametrize(("turns", "lead"), [(True, set()), (False, {"queue_saturation"})])
+def test_the_queue_of_two_servers_in_turn_is_of_nobody(tmp_path: Path, turns: bool, lead: set[str]) -> None:
+    """An idle pod answers every second scrape at the address of one that queues."""
+    shown = (
+        (at, host, rewriting.with_value(page, "process_start_time_seconds", f"{BEGUN - 9 * (turns and k % 2)}"))
+        for k, (at, host, page) in enumerate(rewriting.scrapes("queue_saturation"))
+    )
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", shown))]))
+    assert present(report) == lead
+    assert report.verdict == ("unknown" if turns else "warning")
+
+
+def test_ranks_without_their_label_are_several_servers(tmp_path: Path) -> None:
+    """A federation drops the label engine: each page has the counters of another rank, and no page fails."""
+    pages = (
+        (BEGUN + t, "h:1", re.sub("process_start.*\n", "", answering(t, BEGUN - 9000 - 3000 * (t // 15 % 3))))
+        for t in range(0, 900, 15)
+    )
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    assert report.verdict == "unknown"
+    assert any("two servers answer" in why.why for why in report.not_judged)
 
 
 def test_counters_that_go_back_in_one_process_are_two_servers(tmp_path: Path) -> None:

@@ -553,6 +553,20 @@ def test_fix_for_memory_exhausted_under_load_frees_the_requested_size(tmp_path: 
     assert fixes(report, "gpu_out_of_memory")["--gpu-memory-utilization"] == 0.97
 
 
+@pytest.mark.parametrize(("gibibytes", "leads"), [(8, True), (0.4, False)])
+def test_memory_that_another_process_took_leads_when_the_engine_has_died_for_want_of_it(
+    tmp_path: Path, gibibytes: float, leads: bool
+) -> None:
+    """The engine's death ends its use of the GPU, not what led to it; an agent of 400 MiB takes nothing."""
+    alive, dead = gpu(**{"process_memory_bytes:7,other,": gibibytes * scenarios.GIB}), gpu(serving=0)
+    held = [("diag_gpu_process_memory_bytes", ("0", "GPU-0", "7", "other", ""), gibibytes * scenarios.GIB)]
+    report = ran_out(tmp_path, "", lambda t: alive(t) if t < 40 else [*dead(t), *held])
+    ran = found(report, "gpu_out_of_memory")
+    first = ran.proposals[0].fix
+    assert ("other process" in first.change) is leads
+    assert ("gpu_memory_contended" in {each.name for each in ran.diagnosis.refuted}) is not leads
+
+
 SHARE, SIZE = {"--gpu-memory-utilization": 0.91}, {"--max-cudagraph-capture-size": 256}
 
 
