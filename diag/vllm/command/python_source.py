@@ -41,7 +41,7 @@ _COMPARED: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     **{ast.In: lambda first, second: first in second, ast.NotIn: lambda first, second: first not in second},
 }
 _TEXT_METHODS = frozenset[str](NOTATIONS["text_methods"])
-_LONGEST_TEXT = 1000
+_LONGEST = 1000
 _ALTERING = ("insert", "remove", "pop", "reverse", "sort", "clear")
 _LARGEST = 10**18
 _DEEPEST = 20
@@ -261,7 +261,7 @@ class _Values:
             case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
                 numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
                 is_text = isinstance(kind, ast.Add) and all(
-                    isinstance(one, str) and len(one) < _LONGEST_TEXT for one in numbers
+                    isinstance(one, str) and len(one) < _LONGEST for one in numbers
                 )
                 if is_text or all(isinstance(one, int | float) and abs(one) < _LARGEST for one in numbers):
                     return _ARITHMETIC[type(kind)](*numbers)
@@ -299,7 +299,7 @@ class _Values:
         match node:
             case ast.Call(func=ast.Attribute(value=holder, attr=kind), args=given) if kind in _TEXT_METHODS:
                 values = [usual(self._literal(part, depth + 1)) for part in (holder, *given)]
-                if all(isinstance(value, str) and len(value) < _LONGEST_TEXT for value in values):
+                if all(isinstance(value, str) and len(value) < _LONGEST for value in values):
                     return getattr(values[0], kind)(*values[1:])
             case ast.Attribute(value=ast.Name(id=name), attr="count") if name not in self._changed and _is_gpu(
                 made := self._values.get(name)
