@@ -260,9 +260,7 @@ class _Values:
                 return -self._literal(operand, depth + 1)
             case ast.BinOp(left=left, op=kind, right=right) if type(kind) in _ARITHMETIC:
                 numbers = self._literal(left, depth + 1), self._literal(right, depth + 1)
-                is_text = isinstance(kind, ast.Add) and all(
-                    isinstance(one, str) and len(one) < _LONGEST for one in numbers
-                )
+                is_text = isinstance(kind, ast.Add) and all(isinstance(n, str) and len(n) < _LONGEST for n in numbers)
                 if is_text or all(isinstance(one, int | float) and abs(one) < _LARGEST for one in numbers):
                     return _ARITHMETIC[type(kind)](*numbers)
             case ast.Call(func=ast.Name(id="str" | "int" | "float" as kind), args=[inner]):
