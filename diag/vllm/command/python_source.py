@@ -321,8 +321,7 @@ class _Values:
                 return value
             case ast.Compare(left=left, ops=[kind], comparators=[right]) if type(kind) in _COMPARED:
                 first, second = (usual(self._literal(part, depth + 1)) for part in (left, right))
-                if isinstance(second, int) and str(first).isdecimal():
-                    first = int(first)
+                first = int(first) if isinstance(second, int) and str(first).isdecimal() else first
                 first = None if second is None and first == "" else first  # a variable without a default
                 return _COMPARED[type(kind)](first, second)
         raise _UnknownValue
