@@ -344,9 +344,8 @@ class _Source(_Values):
             if id(node) not in printed
             and (isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)))
         ]
-        self._scopes = [
-            node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        ]
+        scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        self._scopes = [node for node in nodes if isinstance(node, scopes)]
         stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
         stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
         self._changed = {
