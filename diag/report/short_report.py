@@ -281,14 +281,15 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
     if not words.is_fleet(report):  # a fleet has a table of its own
         first = next(iter(answer.findings), None)
         others = [other.diagnosis for other in report.present if other is not first]
-        outages = {other.diagnosis.incident.id for other in report.present if other.diagnosis.incident.outage}
+        incidents = {other.diagnosis.incident.id: other.diagnosis.incident for other in report.present}
         rows = []
         for diagnosis in sorted(others, key=lambda one: (-RANK[one.severity], -RANK[one.incident.severity])):
             # line 1 has the name of the only server
             where = words.where(diagnosis, with_server=len(report.servers) > 1)
             is_whole = diagnosis.ongoing and diagnosis.since is None  # line 1 has how long the servers were observed
             period = "" if is_whole else words.period([diagnosis], report).brief
-            cause = f"a consequence of {diagnosis.explained_by}" if diagnosis.explained_by in outages else ""
+            outage = incidents.get(diagnosis.explained_by or "")
+            cause = f"a consequence of {words.titled(outage)}" if outage and outage.outage else ""
             text = ", ".join(filter(None, (words.titled(diagnosis.incident), where, period, cause)))
             rows.append((Span(diagnosis.severity, diagnosis.severity.upper()), text))
         for count in range(min(len(rows), ROWS), 0, -1):

@@ -9,7 +9,7 @@ import diag.signals
 from diag.core.formatting import clock, moment, quantity, threshold
 from diag.core.incident import Signal
 
-FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time", "PID"}
+FORMATTED = {"share", "seconds", "bytes", "celsius", "watts", "bool", "unix time", "PID", "HTTP status"}
 COUNTED = {
     *("requests", "tokens", "blocks", "pauses", "drafts", "adapters", "cores", "processes", "probes", "settings"),
     *("GPUs", "faults", "links", "ranks", "stages", "engines", "replicas", "crashes", "lines", "names", "transfers"),
