@@ -296,7 +296,7 @@ def test_watch_until_resolved_ends_at_once_if_all_servers_are_healthy() -> None:
 
 @pytest.mark.prometheus
 def test_watch_reports_new_incidents_with_evidence_and_ends_on_ctrl_c() -> None:
-    with holding(played("kv_cascade", "healthy", since=8.0)) as server:
+    with holding(played("kv_cascade", "healthy", since=-12.0)) as server:
         process = hasty("--prometheus", server.url, *SPAN)
         assert "HEALTHY" in line(process)
         began = next(each for each in iter(lambda: line(process), "") if HARM in each)
