@@ -95,9 +95,9 @@ class Alert:
 def alerts(incident: Incident) -> list[Alert]:
     """Return the alerts of an incident: one, and a critical one if the incident escalates."""
     burning = [(burn, incident.over(burn)) for burn in incident.burns]
-    by_burn_rate = tuple(AlertCase(over, (burn.short, burn.long), over.conditions[0]) for burn, over in burning)
-    suddenly = tuple(AlertCase(rising, (rising.window,), rising.conditions[0]) for rising in incident.rising)
-    own = (*by_burn_rate, *suddenly) or (AlertCase(incident, (incident.window,), incident.conditions[0]),)
+    by_burn_rate = tuple(AlertCase(over, (burn.short, burn.long), over.alerting[0]) for burn, over in burning)
+    suddenly = tuple(AlertCase(rising, (rising.window,), rising.alerting[0]) for rising in incident.rising)
+    own = (*by_burn_rate, *suddenly) or (AlertCase(incident, (incident.window,), incident.alerting[0]),)
     found = [Alert(incident, incident.severity, own)]
     if incident.escalates:
         found.append(Alert(incident, "critical", (AlertCase(incident, (incident.window,), incident.escalates),)))

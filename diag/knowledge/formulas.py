@@ -81,7 +81,7 @@ def formula(asked: Part | Signal | str, per: tuple[str, ...], window: str, contr
 
 
 def conjunction(incident: Incident, window: str, contract: Contract) -> Formula:
-    """Return the whole incident as one PromQL conjunction: one sample per affected subject."""
+    """Return what the doctor calls present as one PromQL conjunction, infos too: one sample per affected subject."""
     parts, terms = {}, []
     for condition in incident.conditions:
         part = formula(condition.signal, incident.per, window, contract)
@@ -279,7 +279,7 @@ def _longest_range(promql: str) -> float:
 def _signals(incident: Incident, contract: Contract) -> Iterator[Formula]:
     """Yield the formulas of the signals that the alerts of an incident compare, and that dashboards draw."""
     asked = [(window, condition) for window in incident.windows for condition in incident.alerting]
-    asked += [(incident.window, condition) for rising in incident.rising for condition in rising.conditions]
+    asked += [(incident.window, condition) for rising in incident.rising for condition in rising.alerting]
     asked += [(incident.window, incident.escalates)] if incident.escalates else []
     yield from (formula(condition.signal, incident.per, window, contract) for window, condition in asked)
     yield from ending_signals(incident, contract).values()

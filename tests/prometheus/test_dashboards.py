@@ -25,6 +25,7 @@ from support.waiting import until
 from diag.artefacts.dashboards.pages import dashboards
 from diag.artefacts.dashboards.shared import DashboardScope
 from diag.artefacts.generate import files
+from diag.artefacts.names import claim
 from diag.artefacts.recording_rules import THRESHOLD, threshold_group
 from diag.core.contract import Contract, Site
 from diag.core.incident import Incident
@@ -281,7 +282,7 @@ def test_server_has_a_panel_for_each_number_that_the_chosen_incident_compares() 
         found = [pattern.search(line) for line in lines]
         assert found and all(match and match["value"] in recorded for match in found)
         shown = {match["text"] for match in found if match}
-        for condition in incident.symptoms:
+        for condition in incident.alerting:  # the symptoms; of a graded incident the serious form of the mild one
             assert any(text.startswith(condition.signal.name) for text in shown), (condition.signal.name, shown)
 
 
@@ -292,6 +293,16 @@ def test_the_page_of_an_incident_begins_with_what_to_do_and_has_no_action_under_
     assert all(step in content for step in (*incident.mitigate, *incident.do_not))
     assert f"diag explain {incident.id}" in content
     assert not any(fix.change in content for fix in incident.fixes)
+
+
+def test_the_page_of_a_graded_incident_names_the_condition_without_which_its_alert_does_not_fire() -> None:
+    graded = [(each, each.serious) for each in load() if each.serious]
+    assert graded
+    for incident, serious in graded:
+        described = {panel["title"]: panel.get("description", "") for panel in BOARDS[incident.id]["panels"]}
+        claimed = claim(serious, Contract())
+        assert f"all symptoms hold, and {claimed}," in described["Alert state"]
+        assert described[claimed].startswith("The alert fires only when ")
 
 
 # -- answered by a real Prometheus ------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""The doctor's decision is that of the alert, over raw series and over those that the rules record, on any samples."""
+"""The doctor's decision is that of the alert, over raw series and over those that the rules record, on any samples.
+
+A graded incident that the doctor calls an info has no alert: the alert has `serious` in the place of `mild`.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -10,8 +13,9 @@ from hypothesis import strategies as st
 from support.sampling import THOROUGH
 
 from diag import promql
+from diag.artefacts.alerts import alerts
 from diag.core.contract import Contract
-from diag.core.incident import Incident
+from diag.core.incident import Incident, Signal, judged
 from diag.diagnosis.diagnose import diagnose
 from diag.diagnosis.query_cache import QueryCache
 from diag.knowledge.catalog import load
@@ -20,6 +24,7 @@ from diag.sources.observation import SampleSource
 
 INCIDENTS = load()
 STEP, SCRAPES = 2.0, 40
+WHY, MISSING = judged("a test"), float("nan")
 TIMES = np.arange(SCRAPES, dtype=np.int64) * round(STEP * 1000) + 1_700_000_000_000
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "up")
 COUNTERS = (
@@ -85,10 +90,13 @@ def counter(random: np.random.Generator, rate: float, resets: bool) -> np.ndarra
     return values
 
 
-def doctors(incident: Incident, samples: promql.Samples, instant: int) -> Iterator[Mapping[str, str]]:
+def doctors(
+    incident: Incident, samples: promql.Samples, instant: int, alarming: bool = False
+) -> Iterator[Mapping[str, str]]:
+    """Yield the subjects on which an incident is present; if `alarming`, without the infos of a graded one."""
     asked = QueryCache(SampleSource(samples, np.array([instant], np.int64), STEP), Contract())
     for found in diagnose([incident], asked):
-        if found.state == "present":
+        if found.state == "present" and not (alarming and incident.serious and found.severity == "info"):
             yield dict(found.subject)
 
 
@@ -97,10 +105,17 @@ def written_out(incident: Incident, window: str) -> promql.Formula:
     return conjunction(incident, window, Contract())
 
 
+def as_its_alert(incident: Incident) -> Incident:
+    """An incident that is present if its alert fires: nothing else for one that is not graded."""
+    alerting = incident._replace(symptoms=incident.alerting[: len(incident.symptoms)], serious=None, mild=None)
+    assert alerting.conditions == incident.alerting
+    return alerting if incident.serious else incident
+
+
 @cache
 def recorded(incident: Incident, window: str) -> promql.Formula:
-    """The conjunction over what the rules for this window record, each over what those before it do."""
-    alert = conjunction(incident, window, Contract())
+    """The alert's conjunction over what the rules for this window record, each over what those before it do."""
+    alert = conjunction(as_its_alert(incident), window, Contract())
     rules = rule_set([incident._replace(window=window, burns=())], Contract())
     made: dict[str, promql.Formula] = {}
     for series, rule in rules.rules.items():
@@ -124,6 +139,43 @@ def prometheus(incident: Incident, samples: promql.Samples, instant: int, rules:
 @given(samples=telemetry(), at=st.integers(16, SCRAPES - 1), late=st.integers(0, 1999))
 def test_the_doctor_and_the_query_agree(incident: Incident, samples: promql.Samples, at: int, late: int) -> None:
     instant = int(TIMES[at]) + late
+    agree(incident, samples, instant)
+
+
+def agree(incident: Incident, samples: promql.Samples, instant: int) -> tuple[bool, bool]:
+    """Return whether the incident is present, and whether its alert fires, where doctor and queries agree."""
     present = list(doctors(incident, samples, instant))
     assert present == list(prometheus(incident, samples, instant, rules=False))
-    assert present == list(prometheus(incident, samples, instant, rules=True))
+    alarming = list(doctors(incident, samples, instant, alarming=True))
+    assert alarming == list(prometheus(as_its_alert(incident), samples, instant, rules=False))
+    assert alarming == list(prometheus(incident, samples, instant, rules=True))
+    return bool(present), bool(alarming)
+
+
+def gauge(name: str) -> Signal:
+    return Signal(name, f"max by ($by) (last_over_time({name}[$window]))", "{value}", "")
+
+
+@pytest.mark.parametrize(
+    ("heat", "smoke", "decided"),
+    [(0, 0, (False, False)), (2, 0, (True, False)), (2, MISSING, (True, False)), (2, 2, (True, True))],
+    ids=["absent", "mild", "unknown whether serious", "serious"],
+)
+def test_the_alert_of_a_graded_incident_fires_where_the_doctor_calls_it_no_info(
+    heat: float, smoke: float, decided: tuple[bool, bool]
+) -> None:
+    mild, serious, other = (gauge(name).above(1, WHY) for name in ("heat", "smoke", "noise"))
+    graded = Incident(
+        "graded", "", "warning", ("instance", "engine"), "", "", (mild, other), (), (), supports=(serious,)
+    )._replace(serious=serious, mild=mild)
+    assert {condition for alert in alerts(graded) for _, condition in alert.conditions()} == {serious, other}
+    rows = {"up": 1.0, "vllm:num_requests_running": 0.0, "noise": 2.0, "heat": heat, "smoke": smoke}
+    samples = promql.Samples(
+        promql.Block(
+            ({"__name__": name, "instance": "a:1", "engine": "0"},),
+            TIMES,
+            np.full((1, SCRAPES), promql.STALE if np.isnan(value) else value),
+        )
+        for name, value in rows.items()
+    )
+    assert agree(graded, samples, int(TIMES[-1])) == decided

@@ -41,6 +41,7 @@ from diag.artefacts.names import (
     GRAFANA_UNITS,
     TOKENS_PER_SECOND,
     capitalized,
+    claim,
     dashboard_uid,
     expression,
     in_words,
@@ -393,7 +394,10 @@ def incident_page(
 ) -> DashboardPage:
     """Return the page of an incident; `known` are all incidents by id, `series` the recorded series."""
     scope = DashboardScope(contract, ("model", "engine", "gpu"), series)
-    supporting = dict.fromkeys(incident.supports, "Supports the diagnosis")
+    supporting, pending = dict.fromkeys(incident.supports, "Supports the diagnosis"), "all symptoms hold,"
+    if incident.serious:
+        supporting[incident.serious] = "The alert fires only"
+        pending += f" and {claim(incident.serious, contract)},"
     if incident.escalates:
         supporting[incident.escalates] = "The alert is critical"
     if incident.sudden:
@@ -409,7 +413,7 @@ def incident_page(
     by = subject_labels(incident, contract.site)
     judged = expression(incident.conditions[0].signal, incident, incident.window, contract, series)
     promql = worst_severity(f'incident="{incident.id}"', by) + f" or 0 * ({judged})"  # 0: the alert does not fire
-    description = f"Green: the alert does not fire. Pending: all symptoms hold, for less than {incident.hold} so far."
+    description = f"Green: the alert does not fire. Pending: {pending} for less than {incident.hold} so far."
     state = grafana.state_timeline(
         PanelHeader("Alert state", description), [PanelQuery(scope.add_matchers(promql), legend(by))], STATES
     )
