@@ -88,7 +88,6 @@ def test_the_card_of_a_primary_incident_has_its_first_complete_fix_without_a_res
 def test_timeline_is_ordered_by_onset() -> None:
     (table,) = with_class(page(judged("tp2_long_stall")), "table", "timeline")
     assert [text(row[0]).rpartition(" (")[2] for row in table][1:] == [
-        "prefix_cache_ineffective)",
         "tp_communication_stall)",
         "engine_stalled)",
         "contract_breached)",

@@ -28,7 +28,6 @@ from diag.knowledge.signals import (
     prefills_in_pauses,
     requests_running,
     requests_that_fit_kv_cache,
-    requests_waiting_median,
 )
 from diag.report import verify as report
 from diag.verify.changes import WORK, AppliedFix, Bounds, SignalDelta, bucket, expected, options, signal_deltas
@@ -576,7 +575,7 @@ def test_a_histogram_without_counts_has_no_quantile() -> None:
 def test_the_effects_of_the_applied_fix_come_first() -> None:
     incident = snapshot(RECORDINGS / "kv_cascade_base").report.present[0].diagnosis.incident
     promise = requests_running.at_least(6, judged("for the test"))
-    waits = requests_waiting_median.at_most(3, judged("for the test"))
+    waits = preemptions_felt.at_most(3, judged("for the test"))
     fix = incident.fixes[0]._replace(expects=(promise, waits))
     conditions = expected(incident, [AppliedFix(fix, "")])
     assert conditions[:2] == (promise, waits)
