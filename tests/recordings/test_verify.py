@@ -25,6 +25,7 @@ from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Snapshot
 from diag.knowledge.catalog import load
 from diag.knowledge.signals import (
+    preemptions_felt,
     prefills_in_pauses,
     requests_running,
     requests_that_fit_kv_cache,
