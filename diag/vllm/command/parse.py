@@ -155,8 +155,11 @@ _LONGEST_OUTPUT = 256
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
+_USED_ARRAY = re.compile(r"\{(\w+)\[")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
 _MOST_BRANCHES = 8
+_MOST_STEPS = 50_000
+"""Commands of all ways to servers in branches of a script that it does not take, together."""
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
@@ -490,10 +493,11 @@ def _parse_shell(
     functions = _functions(text.split("\n"))
     steps = _inlined(_with_outputs(steps, functions), functions)
     servers: dict[int, list[Command]] = {}
-    for active, others in _branches(steps, functions, variables):
-        for at, command in _run(active, version, folder, variables, others):
-            if len(servers) < _MOST_SERVERS and not any(map(command.is_like, servers.setdefault(at, []))):
-                servers[at].append(command)
+    branches = _branches(steps, functions, variables)
+    ran = (found for active, others in branches for found in _run(active, version, folder, variables, others))
+    for at, command in takewhile(lambda _: len(servers) < _MOST_SERVERS, ran):
+        if not any(map(command.is_like, servers.setdefault(at, []))):
+            servers[at].append(command)
     if not servers:
         held = [(step.line, text) for step in steps for text in _assignments(step.words).values() if _HELD.match(text)]
         if held:  # CMD="vllm serve m"; start "$CMD"
@@ -544,13 +548,18 @@ def _branches(
     aside = (dict(path) for path in starts if any(first[block] != way for block, way in path))
     blocks = {block: at for at, step in reversed([*enumerate(steps)]) for block, _ in step.path}  # where each begins
     ended = {step.path[-1] for step in steps if step.path and step.words[:1] == ["exit"]}
-    for chosen in (first, *({**first, **path} for path in islice(aside, _MOST_SERVERS)), *turns):
+    most = min(_MOST_SERVERS, 1 + _MOST_STEPS // max(1, len(steps)))
+    for chosen in (first, *({**first, **path} for path in islice(aside, most)), *turns):
         undecided = {block: way for block, way in chosen.items() if block not in usual}
-        decided, _ = usual_ways(_tested(steps, chosen), functions, _assignments, variables, undecided)
-        led = {block: decided[block] for block in undecided if chosen is not first and block in decided}
+        led: dict[int, int] = {}
+        if undecided and chosen is not first:
+            decided, _ = usual_ways(_tested(steps, chosen), functions, _assignments, variables, undecided)
+            led = {block: decided[block] for block in undecided if block in decided}
         if ended & {way for way in led.items() if chosen[way[0]] != way[1]}:
             continue  # the values of one branch lead to the end of the script
         ways = {**chosen, **led, **{block: way for block, way in usual.items() if way == OWN_OPTIONS}}
+        if chosen is not first and ways == first:
+            continue
         active = [
             (at, step)
             for at, step in enumerate(steps)
@@ -600,6 +609,8 @@ def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement
         made: list[Statement] = []
         for step, place in zip(steps, places, strict=True):
             name = step.words[0] if step.words else ""
+            if len(made) > MOST_ARGUMENTS:
+                return steps
             if name in able and name != place:
                 made += _called(able[name], step)
             elif place not in calls:
@@ -684,19 +695,22 @@ def _run(
     """
     commands = list[tuple[int, list[str]]]()
     arrays, launched = dict[str, list[str]](), dict[str, list[str]]()  # arrays, and those that are a server's command
+    used = set[str]()  # names of arrays in the commands
     for at, (name, words, *_) in steps:
         use = f"${{{name.removesuffix('+')}[@]}}"
         filled = [part for word in words for part in arrays.get(_ARRAY_USE.sub(r"${\1[@]}", word), [word])]
         if name.endswith("+") and use in launched:
             launched[use] += filled[: _MOST_WORDS - len(launched[use])]
+            used.update(_USED_ARRAY.findall(" ".join(filled)))
             continue
         replaced = launched.pop(use, None) if name else None
-        if replaced and not any(f"{{{name}[" in word for _, words in commands for word in words):  # it never ran
+        if replaced and name not in used:  # it never ran
             commands = [(place, words) for place, words in commands if words is not replaced]
         if name and _serve_end(words) is None:
             arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
         elif filled and not _MENTIONS.fullmatch(filled[0]):  # an array may be a command itself
             commands.append((at, filled))
+            used.update(_USED_ARRAY.findall(" ".join(filled)))
             launched |= {use: filled} if name else {}
 
     environment, plain = {**variables}, dict(_plain(variables))

@@ -22,7 +22,7 @@ MOST_DOCUMENTS = 20
 """Here-documents of one script that are looked at."""
 _KEYWORDS = {"while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
-_DEEPEST = 64
+_DEEPEST = 16
 """Blocks within each other that tell the way to a command: each command has a path."""
 BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
 _BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
