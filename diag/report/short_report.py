@@ -289,7 +289,8 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
             is_whole = diagnosis.ongoing and diagnosis.since is None  # line 1 has how long the servers were observed
             period = "" if is_whole else words.period([diagnosis], report).brief
             outage = incidents.get(diagnosis.explained_by or "")
-            cause = f"a consequence of {words.titled(outage)}" if outage and outage.outage else ""
+            whose = "the above" if first and outage == first.diagnosis.incident else outage and words.titled(outage)
+            cause = f"a consequence of {whose}" if outage and outage.outage else ""
             text = ", ".join(filter(None, (words.titled(diagnosis.incident), where, period, cause)))
             rows.append((Span(diagnosis.severity, diagnosis.severity.upper()), text))
         for count in range(min(len(rows), ROWS), 0, -1):
