@@ -681,6 +681,38 @@ def _functions(lines: Sequence[str]) -> list[str]:
     return [*found, ""]
 
 
+def _with_arrays(steps: Sequence[tuple[int, Statement]]) -> list[tuple[int, list[str]]]:
+    """Return the commands of a script, each with its number and the words of its arrays.
+
+    An array that is a command itself has the number of its making, and runs where it is used, if a command uses it.
+    """
+    commands, ran = list[tuple[int, list[str]]](), set[int]()
+    arrays, waiting, named = dict[str, list[str]](), dict[str, int](), set[str]()
+    for at, (name, words, *_) in steps:
+        array, is_more = f"${{{name.removesuffix('+')}[@]}}", name.endswith("+")
+        uses = [_ARRAY_USE.sub(r"${\1[@]}", word) for word in words]
+        filled = [part for use, word in zip(uses, words, strict=True) for part in arrays.get(use, [word])]
+        if name and not (is_more and array in waiting):
+            if array in waiting and name not in named:  # it never ran
+                ran.add(id(arrays[array]))
+            arrays[array] = [*(arrays.get(array, []) if is_more else []), *filled][:_MOST_WORDS]
+            waiting.pop(array, None)
+            if _serve_end(arrays[array]) is not None:
+                commands.append((at, arrays[array]))
+                waiting[array] = at
+        elif name:
+            arrays[array] += filled[: _MOST_WORDS - len(arrays[array])]
+        elif not filled or _MENTIONS.fullmatch(filled[0]):
+            continue
+        begun = [use for use in dict.fromkeys(uses) if use in waiting and use != array]
+        ran.update(id(arrays[use]) for use in begun)
+        places = [waiting.pop(use) for use in begun]
+        named.update(_USED_ARRAY.findall(" ".join(words)))
+        if not name:
+            commands.append((min([*places, at]), filled))
+    return [(at, words) for at, words in commands if id(words) not in ran]
+
+
 def _run(
     steps: Sequence[tuple[int, Statement]],
     version: str,
@@ -693,26 +725,7 @@ def _run(
     `others` has the variables which lead to a branch only if they have other values than those of the script, by the
     command with which its block begins.
     """
-    commands = list[tuple[int, list[str]]]()
-    arrays, launched = dict[str, list[str]](), dict[str, list[str]]()  # arrays, and those that are a server's command
-    used = set[str]()  # names of arrays in the commands
-    for at, (name, words, *_) in steps:
-        use = f"${{{name.removesuffix('+')}[@]}}"
-        filled = [part for word in words for part in arrays.get(_ARRAY_USE.sub(r"${\1[@]}", word), [word])]
-        if name.endswith("+") and use in launched:
-            launched[use] += filled[: _MOST_WORDS - len(launched[use])]
-            used.update(_USED_ARRAY.findall(" ".join(filled)))
-            continue
-        replaced = launched.pop(use, None) if name else None
-        if replaced and name not in used:  # it never ran
-            commands = [(place, words) for place, words in commands if words is not replaced]
-        if name and _serve_end(words) is None:
-            arrays[use] = [*(arrays.get(use, []) if name.endswith("+") else []), *filled][:_MOST_WORDS]
-        elif filled and not _MENTIONS.fullmatch(filled[0]):  # an array may be a command itself
-            commands.append((at, filled))
-            used.update(_USED_ARRAY.findall(" ".join(filled)))
-            launched |= {use: filled} if name else {}
-
+    commands = _with_arrays(steps)
     environment, plain = {**variables}, dict(_plain(variables))
     exported, is_alone = dict[str, str](), len(commands) == 1
     left = sorted(others)
