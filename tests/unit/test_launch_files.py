@@ -2589,6 +2589,11 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a branch for the models of its family": ({"s.py": FAMILY % "Qwen/Qwen2"}, ["vllm serve Qwen/Qwen2.5-7B-Instruct --enable-auto-tool-choice --tool-call-parser qwen3_coder"], "", [{"parser_of_another_model"}]),  # noqa: E501
     "a name that two cells set alike": ({"s.py": "M = 'org/m'\nM = 'org/m'\ncommand = ['vllm', 'serve', M]\n"}, ["vllm serve org/m"], "", [set()]),  # noqa: E501
     "a name that two cells set otherwise": ({"s.py": "M = 'org/m'\nM = 'org/n'\ncommand = ['vllm', 'serve', M]\n"}, ["vllm serve $M"], "", [set()]),  # noqa: E501
+    "an array that is a command, behind its variables": ({"r.sh": 'C=(vllm serve org/m)\nC+=(--seed 1)\necho "${C[@]}"\nCUDA_VISIBLE_DEVICES=2 nice "${C[@]}" --port 9\n'}, ["CUDA_VISIBLE_DEVICES=2 nice vllm serve org/m --seed 1 --port 9"], "", [set()]),  # noqa: E501
+    "an array that runs twice, and one of two arrays": ({"r.sh": 'C=(vllm serve org/m)\nCUDA_VISIBLE_DEVICES=0 "${C[@]}" --port 1 &\nCUDA_VISIBLE_DEVICES=1 "${C[@]}" --port 2 &\nA=(nice)\nB=("${A[@]}" "${C[@]}")\n"${B[@]}" --port 3\n'}, ["CUDA_VISIBLE_DEVICES=0 vllm serve org/m --port 1", "CUDA_VISIBLE_DEVICES=1 vllm serve org/m --port 2", "nice vllm serve org/m --port 3"], "", [set()] * 3),  # noqa: E501
+    "a command that grows as a text": ({"r.sh": 'T=4\nC="vllm serve org/m"\nC+=" -tp $T"\nif [ -n "$Q" ]; then C+=" --quantization $Q"; fi\nC="$C --port 9"\neval "$C"\n'}, ["vllm serve org/m -tp 4 --port 9"], "", [set()]),  # noqa: E501
+    "words that grow as a text": ({"r.sh": 'A=""\nA+=" --model org/m"\nA+=" --seed $S"\nif [ -n "$A" ]; then X=1; else X=2; fi\npython -m vllm.entrypoints.openai.api_server $A --port $X &\n'}, ["--model org/m --seed $S --port 1"], "the value of --seed", [set()]),  # noqa: E501
+    "a text that a function makes of its arguments": ({"r.sh": 'start() {\n  local c="vllm serve $1"\n  c+=" --port $2"\n  eval "CUDA_VISIBLE_DEVICES=$3 $c &"\n}\nstart org/m 8001 0\nstart org/n 8002 1\n'}, ["CUDA_VISIBLE_DEVICES=0 vllm serve org/m --port 8001", "CUDA_VISIBLE_DEVICES=1 vllm serve org/n --port 8002"], "", [set()] * 2),  # noqa: E501
 }  # fmt: skip
 
 

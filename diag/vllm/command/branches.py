@@ -80,6 +80,7 @@ def usual_ways(
             if step.words[:1] in (["for"], ["read"], ["select"], ["mapfile"], ["readarray"]):
                 values |= dict.fromkeys(step.words[1:])
             options |= {step.words[2]} if step.words[:1] == ["getopts"] and len(step.words) > 2 else set()
+            values |= {word.partition("+=")[0]: None for word in step.words[:2] if "+=" in word}
             is_certain = all(number in ways for number, _ in around)
             declared = step.words[step.words[:1] != [] and step.words[0] in _DECLARING :]
             assigned = assignments(step.words)

@@ -155,6 +155,7 @@ _LONGEST_OUTPUT = 256
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
+_ADDED, _IS_COMMAND = re.compile(r"([A-Za-z_]\w*)\+="), re.compile(r"vllm|^\s*--?[a-zA-Z]")
 _USED_ARRAY = re.compile(r"\{(\w+)\[")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
 _MOST_BRANCHES = 8
@@ -734,7 +735,7 @@ def _run(
             for name in others[left.pop(0)]:
                 environment.pop(name, None)
                 plain.pop(name, None)
-        filled, absent = _split_words(words, environment, plain)
+        filled, absent = _split_words(_whole(words, environment), environment, plain)
         filled = _of_cloud_run(filled) or filled
         for server in _find_servers(filled, environment, folder, version, is_alone):
             is_far = server.around and server.elsewhere
@@ -755,6 +756,22 @@ def _run(
             exported |= assigned
 
 
+def _whole(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Write NAME+=text as NAME=whole text, and a command that another shell gets by its name: eval "$CMD &"."""
+    if words[0] in ("local", "export") or _ADDED.match(words[0]):
+        added = [(word, _ADDED.match(word)) for word in words]
+        return [
+            f"{add[1]}={environment.get(add[1], '')[:LONGEST]}{word[add.end() :]}" if add else word
+            for word, add in added
+        ]
+    if words[0] in _DECLARING or _ASSIGNMENT.match(words[0]):
+        return [*words]
+    quoted = [word for word in words if "$" in word and not isinstance(word, Bare)]
+    names = {plain or braced for word in quoted for plain, braced in islice(_VARIABLE.findall(word), _MOST_WORDS)}
+    commands = {name: text for name in names if "vllm" in (text := environment.get(name, "")) and _SCRIPT.search(text)}
+    return [_expand(word, commands) if commands and not isinstance(word, Bare) else word for word in words]
+
+
 def _split_words(
     words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
@@ -764,7 +781,7 @@ def _split_words(
         value = _expand(word, plain) if isinstance(word, Bare) else ""
         named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
         name = (named[1] or named[2]) if named else ""
-        if "vllm" in environment.get(name, ""):  # CMD="vllm serve $MODEL"; exec $CMD
+        if _IS_COMMAND.search(environment.get(name, "")) and not is_secret(name):  # CMD="vllm serve $MODEL"; exec $CMD
             filled += map(Bare.of, environment[name].split())
         elif named and filled and environment.get(name, "" if named[1] else None) == "":
             absent.append(name)
