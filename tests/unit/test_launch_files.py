@@ -22,7 +22,7 @@ from diag.commands import preflight
 from diag.commands.lint import LintOptions, run
 from diag.commands.options import PreflightOptions
 from diag.core.errors import BadUsage, NoFile, NoLaunch
-from diag.vllm.command.dockerfile import with_constants
+from diag.vllm.command.modules import with_constants
 from diag.vllm.command.parse import read_all
 
 GPU = "deploy: {resources: {reservations: {devices: [{driver: nvidia, %s, capabilities: [gpu]}]}}}"
@@ -2507,7 +2507,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a parameter that the only call sets": ({"s.py": 'import subprocess\ndef start(seed=5):\n    subprocess.run(["vllm", "serve", "org/m", "--seed", str(seed)])\nstart(7)\n'}, ["--seed ${SEED:-7}"], "other values of --seed", [set()]),  # noqa: E501
     "a parameter that two calls set": ({"s.py": 'import subprocess\ndef start(seed=5):\n    subprocess.run(["vllm", "serve", "org/m", "--seed", str(seed)])\nstart(7)\nstart(seed=8)\n'}, ["--seed $VALUE"], "the value of --seed", [set()]),  # noqa: E501
     "an option that is passed on, and a question for help": ({"s.py": 'import argparse, subprocess\nfor help_word in ("-h", "--help"):\n    subprocess.run(["vllm", "serve", help_word])\ndef start(*, seed: int):\n    subprocess.run(["vllm", "serve", "org/m", "--seed", str(seed)])\nparser = argparse.ArgumentParser()\nparser.add_argument("--seed", type=int, default=7)\nargs = parser.parse_args()\nstart(seed=args.seed)\n'}, ["--seed ${SEED:-7}"], "other values of --seed", [set()]),  # noqa: E501
-    "constants of a module beside": ({"s.py": 'import subprocess\nimport config as c\nsubprocess.run(["vllm", "serve", c.MODEL, "--seed", str(c.SEED), "--dtype", c.other])\n', "config.py": 'MODEL: str = "org/m"  # vllm\nSEED = 7\nother = "half"\n'}, ["vllm serve org/m --seed 7 --dtype $OTHER"], "the value of --dtype", [set()]),  # noqa: E501
+    "constants of a module beside": ({"s.py": 'import subprocess\nimport config as c\nsubprocess.run(["vllm", "serve", c.MODEL, "--seed", str(c.SEED), "--dtype", c.other])\n', "config.py": 'MODEL: str = "org/m"  # vllm\nSEED = 7\nother = "half"\n'}, ["vllm serve org/m --seed 7 --dtype half"], "", [set()]),  # noqa: E501
     "a constant that both modules have": ({"s.py": 'import subprocess\nimport config\nMODEL = "org/n"\nsubprocess.run(["vllm", "serve", config.MODEL, "--seed", "1"])\n', "config.py": 'MODEL = "org/m"\n'}, ["vllm serve $MODEL --seed 1"], "", [set()]),  # noqa: E501
     "a service and the Dockerfile that it builds": ({"c.yaml": "services: {v: {build: ./b, image: own-vllm, gpus: all, environment: {M: org/n}, ports: ['127.0.0.1:8000:8000']}}\n", "b/Dockerfile": STORY}, ["M=${M:?} --entrypoint bash own-vllm -c 'exec vllm serve org/n --swap-space 4'"], "", [{"no_effect"}]),  # noqa: E501
     "a Dockerfile and its own here-document": ({"Dockerfile": STORY}, ["exec vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
@@ -2594,6 +2594,8 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a command that grows as a text": ({"r.sh": 'T=4\nC="vllm serve org/m"\nC+=" -tp $T"\nif [ -n "$Q" ]; then C+=" --quantization $Q"; fi\nC="$C --port 9"\neval "$C"\n'}, ["vllm serve org/m -tp 4 --port 9"], "", [set()]),  # noqa: E501
     "words that grow as a text": ({"r.sh": 'A=""\nA+=" --model org/m"\nA+=" --seed $S"\nif [ -n "$A" ]; then X=1; else X=2; fi\npython -m vllm.entrypoints.openai.api_server $A --port $X &\n'}, ["--model org/m --seed $S --port 1"], "the value of --seed", [set()]),  # noqa: E501
     "a text that a function makes of its arguments": ({"r.sh": 'start() {\n  local c="vllm serve $1"\n  c+=" --port $2"\n  eval "CUDA_VISIBLE_DEVICES=$3 $c &"\n}\nstart org/m 8001 0\nstart org/n 8002 1\n'}, ["CUDA_VISIBLE_DEVICES=0 vllm serve org/m --port 8001", "CUDA_VISIBLE_DEVICES=1 vllm serve org/n --port 8002"], "", [set()] * 2),  # noqa: E501
+    "settings of a module beside, by its package": ({"app/s.py": 'import subprocess\nfrom app.settings import settings as conf, LIMITS\nsubprocess.run(["vllm", "serve", conf.model, "--seed", str(conf.seed), "--port", str(conf.port), "--max-num-seqs", str(LIMITS["seqs"]), "--dtype", conf.dtype])\n', "app/settings.py": 'from pydantic import Field\nclass Settings(BaseSettings):\n    model: str = "org/m"\n    seed: int = Field(default=7, ge=0)\n    port: int = 9\n    dtype: str = Field(...)\ndef get():\n    return Settings()\nsettings = get()\nLIMITS = {"seqs": 64}\n'}, ["vllm serve ${MODEL:-org/m} --seed ${SEED:-7} --port ${PORT:-9} --max-num-seqs 64 --dtype $DTYPE"], "the value of --dtype", [set()]),  # noqa: E501
+    "attributes of a class, of an object, and of one that is changed": ({"s.py": 'import subprocess\nclass A:\n    seed = 7\nclass B:\n    port: int = 9\n    dtype: str = "half"\na, b, c = A(), B(), B()\nb = B(port=8)\nd = B()\nd.dtype = pick()\nsubprocess.run(["vllm", "serve", "org/m", "--seed", str(A.seed), "--port", str(b.port), "--dtype", d.dtype])\n'}, ["vllm serve org/m --seed 7 --port $VALUE --dtype $DTYPE"], "the values of --port, --dtype", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -26,8 +26,6 @@ STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS = 8
-_IMPORTED = re.compile(r"(?m)^(?:from|import)[ \t]+\.?(\w+)(?:[ \t]+import\b.*|[ \t]+as[ \t]+(\w+))?[ \t]*$")
-_CONSTANT = re.compile(NOTATIONS["patterns"]["dockerfile_constant"], re.MULTILINE)
 _CONFIG = re.compile(NOTATIONS["patterns"]["dockerfile_config"])
 _CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
 _PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
@@ -141,7 +139,7 @@ def with_scripts(text: str, file: Path) -> str:
     def content(cat: re.Match[str]) -> str:
         assigned = re.search(rf"(?m)^[ \t]*{cat['name']}=(.*)$", text) if cat["name"] else None
         named = re.search(r"([\w-][\w.-]*\.\w+)[\"'}\s]*$", assigned[1] if assigned else cat["path"] or "")
-        line = _text(file.with_name(named[1]), _LONGEST_NAME).strip() if named else ""
+        line = text_of(file.with_name(named[1]), _LONGEST_NAME).strip() if named else ""
         return line if _IMAGE.fullmatch(line) else cat[0]
 
     text = _CAT.sub(content, text)
@@ -162,13 +160,13 @@ def _scripts(text: str, file: Path) -> dict[str, tuple[str, Path | None]]:
         place = rf"{source}(?:[ \t]+|:){re.escape(start[1])}\b"
         copied = re.search(place, text, re.MULTILINE)
         able = (file.parent / (copied[1] if copied else Path(start[1]).name), file.parent / Path(start[1]).name)
-        script = next((one for one in able if _text(one)), able[0])  # the build's folder may be one above
-        content = _text(script)
+        script = next((one for one in able if text_of(one)), able[0])  # the build's folder may be one above
+        content = text_of(script)
         scripts |= {start[0]: (content, script)} if "vllm" in content else {}
     return scripts
 
 
-def _text(file: Path, most: int = _LONGEST_SCRIPT) -> str:
+def text_of(file: Path, most: int = _LONGEST_SCRIPT) -> str:
     """Return the text of a file beside; "" if it cannot be read, or is too long."""
     with suppress(OSError, BadUsage, ValueError):
         if file.is_file() and file.stat().st_size:  # those of /proc have no size, and may block
@@ -181,7 +179,9 @@ def called(text: str, file: Path) -> tuple[str, bool]:
     call, folder = re.compile(NOTATIONS["patterns"]["dockerfile_call"] % re.escape(file.name), re.M), file.parent
     kinds = ("*.*" if _POSITION.search(text) else "*.service", "*/*.service") if file.suffix in (".sh", ".bash") else ()
     able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in _CALLERS and one != file)
-    calls = [(one, "EnvironmentFile" not in it) for it in map(_text, able[:_MOST_CALLERS]) for one in call.finditer(it)]
+    calls = [
+        (one, "EnvironmentFile" not in it) for it in map(text_of, able[:_MOST_CALLERS]) for one in call.finditer(it)
+    ]
     units = {one.string for one, is_whole in calls if one["unit"] and is_whole}
     text = _exports(min(units)) + text if len(calls) == len(units) == 1 else text
     given = {one["rest"].strip("& \t\r") for one, _ in calls}
@@ -211,22 +211,12 @@ def with_config(text: str, file: Path) -> str:
     """Write the keys of the --config file beside, which a script mounts into its container, as flags."""
     named, place = _mounted_config(text, file)
     with suppress(BadUsage):
-        if named and (content := read_config_file(place) if _text(place) else {}):
+        if named and (content := read_config_file(place) if text_of(place) else {}):
             is_served = text[: named.start()].rstrip().endswith("serve")
             rest = {key: value for key, value in content.items() if f"--{key}=" not in text and f"--{key} " not in text}
             model = [] if is_served or "model" not in rest else ["--model", str(rest.pop("model"))]
             return text.replace(named[0], shlex.join([*model, *command_line(rest)]), _MOST_SCRIPTS)
     return text
-
-
-def with_constants(text: str, file: Path) -> str:
-    """Write the constants of a module beside, such as config.py, behind a Python source that imports it."""
-    constants = dict[str, None]()
-    for module, alias in islice(_IMPORTED.findall(text) if file.suffix == ".py" else (), _MOST_CALLERS):
-        if more := _CONSTANT.findall(_text(file.with_name(f"{module}.py"))):
-            text = re.sub(rf"\b{alias or module}\.(?=[A-Z][A-Z0-9_]*\b)", "", text)
-            constants |= dict.fromkeys(more)
-    return "\n".join([text, *islice(constants, _MOST_VARIABLES)])
 
 
 def started_files(text: str, file: Path) -> set[Path]:
@@ -278,9 +268,9 @@ def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:
     if not isinstance(folder, str):
         return "", file
     place = file.parent / folder / str(inner(service, "build").get("dockerfile") or "Dockerfile")
-    place = place if _text(place) or place.name != "Dockerfile" else place.with_name("dockerfile")  # as BuildKit
+    place = place if text_of(place) or place.name != "Dockerfile" else place.with_name("dockerfile")  # as BuildKit
     inline = inner(service, "build").get("dockerfile_inline")
-    return (inline, place) if isinstance(inline, str) else (_text(place), place)
+    return (inline, place) if isinstance(inline, str) else (text_of(place), place)
 
 
 def _builds(text: str, file: Path) -> dict[Path, str]:

@@ -17,9 +17,10 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, inner, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_config, with_constants, with_scripts
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_config, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
+from diag.vllm.command.modules import with_constants
 from diag.vllm.command.shell import (
     LONGEST,
     MOST_DOCUMENTS,

@@ -15,6 +15,7 @@ from diag.core.errors import BadUsage
 from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
+from diag.vllm.command.modules import class_values
 from diag.vllm.command.shell import is_default, usual, with_default
 from diag.vllm.flags.registry import understood
 
@@ -177,6 +178,8 @@ class _Values:
         self._values, self._changed, self._left = values, changed, _MOST_NAMES
         self._attributes: dict[int, ast.expr] = {}
         self._options: dict[str, ast.expr] = {}
+        self._classes: dict[str, dict[str, ast.expr]] = {}
+        self._set = set[str]()
         self._is_certain = True
 
     def _assumed(self, name: str, value: object) -> str:
@@ -249,6 +252,8 @@ class _Values:
                 if value is None:  # set from elsewhere
                     raise _UnknownValue
                 return value
+            case ast.Attribute(value=holder, attr=name) if name in (made := self._made(holder)):
+                return self._literal(made[name], depth + 1)
             case ast.Name(id=name) if f"{name}=" in self._options:
                 value = self._literal(self._options[f"{name}="], depth + 1)
                 return value if is_default(value) else self._assumed(name.upper(), value)
@@ -284,6 +289,16 @@ class _Values:
                 if entries is not None and not any(entry.arg is None for entry in entries):
                     return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         return self._computed(node, depth)
+
+    def _made(self, holder: ast.expr) -> Mapping[str, ast.expr]:
+        """Return the attributes of a class, or of an object that a call of it makes."""
+        name = holder.id if isinstance(holder, ast.Name) else ""
+        value = None if name in self._set else self._values.get(name, holder)
+        if isinstance(value, ast.Name):
+            return self._classes.get(value.id, {})
+        kind = _names(value.func)[1] if isinstance(value, ast.Call) and not value.args else ""
+        own = {part.arg: part.value for part in value.keywords if part.arg} if isinstance(value, ast.Call) else {}
+        return {**self._classes.get(kind, {}), **own} if kind[:1].isupper() else {}
 
     def _gpus(self, made: ast.Call, depth: int) -> Any:
         """Return the number of GPUs of modal.gpu.H100(count=2)."""
@@ -348,13 +363,10 @@ class _Source(_Values):
         self._scopes = [node for node in nodes if isinstance(node, scopes)]
         stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
         stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
-        self._changed = {
-            node.value.id
-            for node in nodes
-            if isinstance(node, ast.Subscript | ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and (isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load))
-        }
+        held = [node for node in nodes if isinstance(node, ast.Subscript | ast.Attribute)]
+        held = [node for node in held if isinstance(node.value, ast.Name)]
+        self._set = {_names(node.value)[0] for node in held if not isinstance(node.ctx, ast.Load)}
+        self._changed = self._set | {_names(node.value)[0] for node in held if isinstance(node, ast.Attribute)}
         assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
@@ -371,6 +383,7 @@ class _Source(_Values):
                     is_fixed = isinstance(value, ast.Constant | ast.JoinedStr) or _is_gpu(value)
                     self._changed -= {name.id} if is_fixed else set()
         self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
+        self._classes = {scope.name: class_values(scope) for scope in self._scopes if isinstance(scope, ast.ClassDef)}
         self._options |= _parameters(nodes, self._calls, stored)
         self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
