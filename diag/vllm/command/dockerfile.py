@@ -25,7 +25,7 @@ _SECRET = re.compile(NOTATIONS["patterns"]["writings_secret"])
 STARTS_SCRIPT = re.compile(NOTATIONS["patterns"]["parse_starts_script"])
 _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
-_MOST_SCRIPTS = 8
+_MOST_SCRIPTS, _MOST_FOLDERS = 8, 4
 _CONFIG = re.compile(NOTATIONS["patterns"]["dockerfile_config"])
 _CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
 _PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
@@ -199,24 +199,73 @@ def _exports(unit: str) -> str:
     return "".join(f"export {name}={f'${name}' if name in unseen else shlex.quote(value)}; " for name, value in pairs)
 
 
-def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path]:
-    """Return where a script names the --config file of its container, and the file beside that is mounted there."""
-    named = _CONFIG.search(text) if file.suffix in _CALLERS else None
-    source = r"(?:([\w.-]{1,200}\.ya?ml)|[\w}\"'])"
-    mount = named and re.search(rf"{source}[\"']?:{re.escape(named['place'])}(?![\w/])", text)
-    return (named, file.with_name(mount[1] or Path(named["place"]).name)) if named and mount else (None, file)
+def _mounted(place: str, text: str, file: Path) -> Path | None:
+    """Return the file beside that a text mounts, or copies, at a place of the container, itself or by its folder."""
+    for folder in (place, *map(str, [*Path(place).parents][:_MOST_FOLDERS])):
+        pattern = NOTATIONS["patterns"]["dockerfile_mount"] % re.escape(folder)
+        mount = re.search(pattern, text, re.MULTILINE) if folder != "/" else None
+        if not mount:
+            continue
+        source = mount["source"] or mount["copied"] or ""
+        for name in _ONE_REFERENCE.findall(source)[:_MOST_FOLDERS]:
+            assigned = re.search(rf"(?m)^[ \t]*(?:export[ \t]+)?{name[0] or name[1]}=(.*)$", text)
+            source = source.replace(f"${name[0]}" if name[0] else f"${{{name[1]}}}", assigned[1] if assigned else "")
+        source = re.sub(r"\$\([^()]*\)|\$\{?\w+\}?|[\"'~]", "", source).lstrip("/")
+        rest = place[len(folder) :].strip("/")
+        able = [file.parent / source / rest, file.parent / Path(source).name / rest]
+        able += [file.with_name(rest or Path(place).name)]
+        inside = _whole(file.parent.parent)
+        if script := next((one for one in able if _whole(one).is_relative_to(inside) and text_of(one)), None):
+            return script
+    return None
+
+
+def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path | None]:
+    """Return where a text names the --config file of its container, and the file beside that is put there."""
+    is_read = file.suffix in _CALLERS or is_dockerfile(text)
+    named = _CONFIG.search(text) if is_read and "--config" in text else None
+    return (named, _mounted(named["place"], text, file)) if named else (None, None)
 
 
 def with_config(text: str, file: Path) -> str:
-    """Write the keys of the --config file beside, which a script mounts into its container, as flags."""
+    """Write the keys of the --config file beside, which a script or an image puts into its container, as flags."""
     named, place = _mounted_config(text, file)
+    words = _flags(place, text, is_served=text[: named.start()].rstrip("\"', ").endswith("serve")) if named else []
+    if not (named and words):
+        return text
+    is_listed = '"' in named["by"]
+    written = f"{', '.join(map(json.dumps, words))}".strip('"') if is_listed else shlex.join(words)
+    return text.replace(named[0], written, _MOST_SCRIPTS)
+
+
+def _flags(place: Path | None, line: str, *, is_served: bool) -> list[str]:
+    """Return the keys of a --config file as flags, without those that a command line gives itself."""
+    content: Mapping[str, Any] = {}
     with suppress(BadUsage):
-        if named and (content := read_config_file(place) if text_of(place) else {}):
-            is_served = text[: named.start()].rstrip().endswith("serve")
-            rest = {key: value for key, value in content.items() if f"--{key}=" not in text and f"--{key} " not in text}
-            model = [] if is_served or "model" not in rest else ["--model", str(rest.pop("model"))]
-            return text.replace(named[0], shlex.join([*model, *command_line(rest)]), _MOST_SCRIPTS)
-    return text
+        content = read_config_file(place) if place else {}
+    rest = {key: value for key, value in content.items() if not re.search(rf"--{re.escape(key)}[=\s\"']", line)}
+    model = [] if is_served or "model" not in rest else ["--model", str(rest.pop("model"))]
+    return [*model, *command_line(rest)] if content else []
+
+
+def _with_mounted(service: Mapping[str, Any], document: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    """Write the keys of a --config file beside, which a service of Compose mounts, as flags."""
+    mounts = [
+        f"{one.get('source')}:{one.get('target')}" if isinstance(one, dict) else str(one)
+        for one in listed(service.get("volumes"))
+    ]
+    for one in listed(service.get("configs")):
+        source = inner(document, "configs", str(inner(one).get("source"))).get("file")
+        mounts.append(f"{source}:{inner(one).get('target')}")
+    for key in ("command", "entrypoint"):
+        words = split(service.get(key))
+        line = " ".join(words)
+        named = _CONFIG.search(line) if mounts and "--config" in line else None
+        place = _mounted(named["place"], "\n".join(mounts), file) if named else None
+        if named and (given := _flags(place, line, is_served=line[: named.start()].rstrip().endswith("serve"))):
+            at = next(at for at, word in enumerate(words) if word.startswith("--config"))
+            return {**service, key: [*words[:at], *given, *words[at + (2 if words[at] == "--config" else 1) :]]}
+    return service
 
 
 def started_files(text: str, file: Path) -> set[Path]:
@@ -226,7 +275,7 @@ def started_files(text: str, file: Path) -> set[Path]:
         builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
     texts = [(text, file), *((content, place) for place, content in builds.items())]
     named, config = _mounted_config(text, file)
-    builds |= {_whole(config): ""} if named else {}
+    builds |= {_whole(config): ""} if named and config else {}
     return {*builds, *(_whole(script) for one in texts for _, script in _scripts(*one).values() if script)}
 
 
@@ -236,6 +285,7 @@ def built(documents: Sequence[Any], file: Path) -> list[Any]:
     for document in documents:
         services = inner(document, "services")
         whole = {name: _built(node, file) for name, node in services.items() if isinstance(node, dict)}
+        whole = {name: _with_mounted(node, document, file) for name, node in whole.items()}
         joined.append({**document, "services": {**services, **whole}} if whole else document)
     return joined
 
