@@ -213,7 +213,7 @@ def _mounted(place: str, text: str, file: Path) -> Path | None:
         source = re.sub(r"\$\([^()]*\)|\$\{?\w+\}?|[\"'~]", "", source).lstrip("/")
         rest = place[len(folder) :].strip("/")
         able = [file.parent / source / rest, file.parent / Path(source).name / rest]
-        able += [file.with_name(rest or Path(place).name)]
+        able += [file.parent / (rest or Path(place).name)]
         inside = _whole(file.parent.parent)
         if script := next((one for one in able if _whole(one).is_relative_to(inside) and text_of(one)), None):
             return script

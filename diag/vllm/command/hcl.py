@@ -10,13 +10,14 @@ from diag.core.errors import BadUsage
 from diag.core.files import parse_json, parse_yaml
 from diag.vllm.command.command import NOTATIONS
 from diag.vllm.command.container import listed
-from diag.vllm.command.shell import variable_name
+from diag.vllm.command.shell import variable_name, with_default
 
 _TOKEN = re.compile(NOTATIONS["patterns"]["hcl_token"])
 _EXPRESSION = re.compile(r"(?P<escaped>\$)?\$\{\s*(?P<name>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\}|%\{[^{}]*\}")
 _ESCAPES = {r"\"": '"', r"\n": "\n", r"\t": "\t", r"\\": "\\"}
 _DEEPEST = 60
 _MOST_DOCUMENTS = 200
+_MOST_ATTRIBUTES = 3
 _FLAT = ("tostring", "tolist", "toset", "trimspace", "chomp", "nonsensitive")
 """Functions that return their argument, as far as a launch is concerned."""
 _LISTS: Mapping[str, str] = NOTATIONS["terraform_lists"]
@@ -40,7 +41,9 @@ def is_hcl(text: str) -> bool:
 def documents(text: str) -> list[Any]:
     """Return what a text of Terraform or Nomad describes, as documents of YAML; BadUsage if it cannot be read."""
     first = _Parser(text, {}).body(0)
-    local = {key: value for block in first.get("locals", ()) for key, value in block.items()}
+    local = {f"local.{key}": value for block in first.get("locals", ()) for key, value in block.items()}
+    for block in first.get("variable", ()):
+        local |= _defaults(f"var.{''.join(block.labels)}", block.get("default"))
     whole = _Parser(text, local).body(0) if local else first
     found = [{"services": {task.labels[0]: _nomad(task)}} for task in _blocks(whole, "task") if task.labels]
     rest: list[Any] = []
@@ -50,6 +53,16 @@ def documents(text: str) -> list[Any]:
         found += made
         rest += [] if made else [_plain(block)]
     return [*found, *rest, *map(_plain, whole.get("module", ()))]
+
+
+def _defaults(name: str, value: Any, depth: int = 0) -> dict[str, str]:
+    """Return what a variable is by default, and each of its attributes."""
+    if isinstance(value, dict) and depth < _MOST_ATTRIBUTES:
+        return {
+            key: text for part in value for key, text in _defaults(f"{name}.{part}", value[part], depth + 1).items()
+        }
+    text = "" if isinstance(value, bool) else str(value) if isinstance(value, str | int | float) else ""
+    return {name: with_default(variable_name(name), text)} if text and "\n" not in text else {}
 
 
 def _blocks(node: Any, name: str) -> Iterator[_Block]:
@@ -260,8 +273,7 @@ class _Parser:
     def _named(self, name: str) -> Any:
         if name in ("true", "false", "null"):
             return {"true": True, "false": False, "null": None}[name]
-        key = name.removeprefix("local.")
-        return self._local[key] if name != key and key in self._local else f"${variable_name(name)}"
+        return self._local.get(name, f"${variable_name(name)}")
 
     def _filled(self, text: str, is_raw: bool = False) -> str:
         """Replace the expressions in a text: $${X} is a shell's own."""

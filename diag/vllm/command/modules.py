@@ -85,8 +85,8 @@ def _constants(text: str) -> Mapping[str, str]:
         kind = function.id if isinstance(function, ast.Name) else ""
         kind = made.get(kind, kind)
         if len(several) == 1 and name and kind in classes:
-            own = {part.arg: part.value for part in value.keywords} if isinstance(value, ast.Call) else {}
-            attributes = {**classes[kind], **own}
+            own = value.keywords if isinstance(value, ast.Call) else []
+            attributes = {**classes[kind], **{part.arg or "": part.value for part in own}}
             value = ast.Call(ast.Name(kind), [], [ast.keyword(key, part) for key, part in attributes.items()])
         if len(several) == 1 and name:
             found[name] = " ".join(ast.unparse(ast.fix_missing_locations(value)).split("\n"))

@@ -201,8 +201,8 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     if content is None:
         return parse_all(text, version, folder)
     file = Path(text)
-    if file.suffix == ".tf" and file.name != "locals.tf" and b"local." in content:
-        content += b"\n" + (_content(str(file.with_name("locals.tf"))) or b"")
+    for name, use in (("locals.tf", b"local."), ("variables.tf", b"var.")) if file.suffix == ".tf" else ():
+        content += b"\n" + (_content(str(file.with_name(name))) or b"") if file.name != name and use in content else b""
     text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
     text, is_of_unit = called(with_config(with_constants(with_scripts(text, file), file), file), file)
     is_yaml = file.suffix in (".yaml", ".yml")

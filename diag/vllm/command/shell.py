@@ -47,6 +47,12 @@ _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`
 _ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
 _ARRAY = re.compile(r"\w+\+?=")
 PIPED = re.compile(NOTATIONS["patterns"]["shell_piped"])
+_OF_JUST = re.compile(r"\{\{[ \t]*([A-Za-z_][\w-]*)[ \t]*\}\}")
+_RULE = re.compile(
+    r"^[\w./%@-]([^\n:=]*+(?:=[ \t]*+(?:\"[^\"\n]*+\"|'[^'\n]*+'|[\w.-]++)[^\n:=]*+)*+):(?!=)[^\n=]*$", re.MULTILINE
+)
+_GIVEN = re.compile(r"[ \t]([A-Za-z_][\w-]*)=[ \t]*(\"[^\"\n]*\"|'[^'\n]*'|[\w.-]+)")
+_BY_ENVIRONMENT = re.compile(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"'],\s*[\"']([^\"'{}$`]*)[\"']\s*\)")
 _HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
 _FAR = re.compile(NOTATIONS["patterns"]["shell_far"])
 _SHELL = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
@@ -268,11 +274,14 @@ def recipes(text: str) -> str:
     """Write the recipes of a Makefile or a justfile as commands of a shell, on the same lines."""
     text = re.sub(r"^([ \t]+)@-?(?=\S)", r"\1", text, flags=re.MULTILINE)
     text = re.sub(r"\$\((\w+)\)", r"${\1}", text).replace("$$", "$")
-    text = re.sub(r"^(?:export[ \t]+)?(\w+)[ \t]*[?:]?=[ \t]*(.*)$", _assigned, text, flags=re.MULTILINE)
-    return re.sub(r"^[\w./%-][^\n:=]*:(?!=)[^\n=]*$", ":", text, flags=re.MULTILINE)
+    text = _OF_JUST.sub(lambda hole: f"${{{hole[1]}}}", text)
+    text = re.sub(r"^(?:export[ \t]+)?([\w-]+)[ \t]*[?:]?=[ \t]*(.*)$", _assigned, text, flags=re.MULTILINE)
+    return _RULE.sub(lambda rule: "; ".join(f"{name}={value}" for name, value in _GIVEN.findall(rule[1])) or ":", text)
 
 
 def _assigned(line: re.Match[str]) -> str:
+    if usual := _BY_ENVIRONMENT.fullmatch(line[2].strip()):
+        return f'{line[1]}="${{{usual[1]}:-{usual[2]}}}"'
     value = line[2].strip() if line[2][:1] in ("'", '"') else shlex.quote(line[2].partition(" #")[0].strip())
     return f"{line[1]}={value}" if line[2].count("'") % 2 == 0 else ":"
 
