@@ -140,7 +140,7 @@ def _images(report: LintReport) -> set[str]:
 
 
 _SUFFIXES = frozenset[str](NOTATIONS["suffixes"])
-_NAMES = ("Dockerfile", "dockerfile", "Makefile", "Justfile", "justfile")
+_NAMES = ("Dockerfile", "dockerfile", "Makefile", "Justfile", "justfile", "Procfile")
 _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "venv", ".tox"}
 _FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")  # what fills in templates
 _MOST_FILES = 100_000

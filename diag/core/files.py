@@ -162,9 +162,16 @@ def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
 
     tomllib itself takes any size, and quadratic time for a key of very many parts.
     """
+    text = read_text(file, MOST_TOML_BYTES, piped=True)
+    return text, parse_toml(text)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse the tables of a TOML text; ValueError if it is no bounded TOML."""
     import tomllib  # noqa: PLC0415  # most runs read no such file
 
-    text = read_text(file, MOST_TOML_BYTES, piped=True)
+    if len(text) > MOST_TOML_BYTES:
+        raise ValueError(f"it has more than {MOST_TOML_BYTES:,} characters")
     if _LONG_KEY.search(text):
         raise ValueError(f"a key has more than {MOST_TOML_PARTS} parts")
     try:
@@ -174,7 +181,7 @@ def read_toml(file: Path) -> tuple[str, dict[str, Any]]:
     except ValueError as error:
         raise ValueError(printable(str(error))) from error
     _check_toml(tables, MOST_TOML_PARTS)
-    return text, tables
+    return tables
 
 
 def _check_toml(value: object, deeper: int) -> None:

@@ -60,6 +60,7 @@ PINNED = "pinned by the text: a package, a tag of the source or an annotation"
 TAG, BESIDE, ASSUMED = "the image's tag", "named by the same text", "the newest known"
 UNSTATED = "assumed: the image does not say its release"
 _BY_OTHERS = ". It is an error if RunPod's worker reads these variables: the text does not name the program"
+_BY_NAMES = ("unknown_flag", "not_a_choice")
 _BY_THE_OLDEST = ". It is an error in %s, the oldest known release: %s is older"
 _UNNAMED = ": the text does not name its release (--vllm-version sets it)"
 OLDER = ("0.6.6.post1", "0.8.5.post1", "0.10.2", "0.20.2")
@@ -131,7 +132,8 @@ class Judge:
                 text="\n".join(filter(None, (whole, command.dockerfile))),
             )
             targets.append(target)
-            findings = _of_branches(target)
+            findings = _of_branches(target)  # a release older than all that are known may have other flags
+            findings = tuple(one for one in findings if is_known(chosen) or one.rule not in _BY_NAMES)
             doubts = [_BY_OTHERS] * (command.writing == VARIABLES)
             for why in doubts if is_known(chosen) else [*doubts, _BY_THE_OLDEST % (versions()[0], chosen)]:
                 findings = ordered(milder(findings, lambda _: True, why))
@@ -399,7 +401,7 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     elif command.config and command.elsewhere:
         yield f"the --config file: it is {command.elsewhere}"
     if not is_known(version):
-        yield f"flags of releases before {versions()[0]}, the oldest known release: they are judged by it"
+        yield f"flags of releases before {versions()[0]}, the oldest known release: judged by it, but for names that it lacks"
     elif release(version) < release(versions()[-1]) and release(version) not in map(release, versions()):
         yield f"what differs between the releases around {version}, which itself was not read"
     if program := other_program(command):

@@ -121,7 +121,7 @@ TABLE = {
     ),
     "a port of one address": ("r.sh", "docker run --gpus all -p 10.0.0.5:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1}]),  # noqa: E501
     "a port of every address": ("r.sh", "docker run --gpus all -p 0.0.0.0:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1, "public_without_a_key": 1}]),  # noqa: E501
-    "a flag that no release has, before the oldest known one": ("r.sh", "docker run --gpus all vllm/vllm-openai:v0.4.2 --model /m --no-such-flag\n", [{"unknown_flag": 1, "model_not_in_a_volume": 1}]),  # noqa: E501
+    "a flag that no release has, before the oldest known one": ("r.sh", "docker run --gpus all vllm/vllm-openai:v0.4.2 --model /m --no-such-flag\n", [{"model_not_in_a_volume": 1}]),  # noqa: E501
     "a port of a public address": ("r.sh", "docker run --gpus all -p 203.0.113.5:80:8000 vllm/vllm-openai:v0.25.1 /m\n", [{"model_not_in_a_volume": 1, "public_without_a_key": 1}]),  # noqa: E501
     "a placeholder of a key": ("r.sh", "HF_TOKEN=nvapi-" + "x" * 64 + " vllm serve m\n", [{}]),
     "a key of another service": ("r.sh", "HF_TOKEN=nvapi-" + "aB3_" * 16 + " vllm serve m\n", [{"key_in_the_text": 1}]),
@@ -2602,6 +2602,11 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a --config file in a folder of the host": ({"r.sh": 'D="$(pwd)/e"\n' + MOUNTS.replace("${C}:/w/c.yaml", "$D:/w"), "e/c.yaml": "model: org/m\nswap-space: 4\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "a --config file that an image holds": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY e /w/\nCMD ["--config", "/w/c.yaml", "--seed", "1"]\n', "e/c.yaml": "model: org/m\nswap-space: 4\n"}, ["vllm/vllm-openai:v0.16.0 --model org/m --swap-space 4 --seed 1"], "", [{"no_effect"}]),  # noqa: E501
     "no --config file of another place": ({"c.yaml": "services: {v: {image: 'vllm/vllm-openai:v0.16.0', gpus: all, command: [--config, /c/x.yaml], volumes: ['../../../../o:/c']}}\n", "x.yml": "model: org/m\n"}, ["--config /c/x.yaml"], "", [set()]),  # noqa: E501
+    "the variables around the scripts of a workflow": ({"w.yml": "on: push\nenv: {M: org/m}\njobs:\n  t:\n    env: {CUDA_VISIBLE_DEVICES: '0,1'}\n    steps:\n      - run: vllm serve $M -tp 2\n      - name: again\n        run: vllm serve ${{ env.M }} --port 9 &\n"}, ["CUDA_VISIBLE_DEVICES=0,1 vllm serve org/m -tp 2", "vllm serve org/m --port 9"], "", [set()] * 2),  # noqa: E501
+    "services of a manifest in TOML": ({"manifest.toml": '[vars]\nM = "org/m"\n[services.a]\ncommand = "vllm serve $M --port 9"\n[services.b]\ncommand = \'\'\'\nexec vllm serve org/n \\\n  --port 8\n\'\'\'\n'}, ["vllm serve org/m --port 9", "exec vllm serve org/n --port 8"], "", [set()] * 2),  # noqa: E501
+    "processes of a supervisor in YAML": ({"p.yaml": "processes:\n  v: {command: vllm serve org/m --port 9}\n  w: {command: vllm serve org/n --port 8}\n"}, ["vllm serve org/m --port 9", "vllm serve org/n --port 8"], "", [set()] * 2),  # noqa: E501
+    "the variables of a play": ({"p.yml": "- hosts: g\n  vars: {m: org/m, own: '{{ m }}-x'}\n  tasks:\n    - name: v\n      shell: vllm serve {{ m }} --served-model-name {{ own }} --port {{ port }} --seed {{ seed }}\n", "group_vars/all.yml": "port: 9\n"}, ["vllm serve org/m --served-model-name org/m-x --port 9 --seed"], "the value of --seed", [set()]),  # noqa: E501
+    "flags of a release older than all that are known": ({"c.yaml": "services: {v: {image: 'vllm/vllm-openai:v0.4.2', gpus: all, command: [--model, org/m, --image-feature-size, '576', --engine-use-ray]}}\n"}, ["--model org/m --image-feature-size"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from diag.core.errors import BadUsage
-from diag.core.files import read_bytes, read_yaml
+from diag.core.files import parse_yaml, read_bytes, read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
-from diag.vllm.command.container import Container, inner, read_pod
+from diag.vllm.command.container import Container, inner, listed, read_pod
 from diag.vllm.command.shell import BLOCK, COMMENT, CONDITION, folded
 from diag.vllm.flags.registry import known, release
 
@@ -46,12 +46,13 @@ _OVERLAYS = re.compile(r"/(?:environments?|envs?|overlays?|values|profiles)(?:/|
 _DEEPEST_VALUES = 4
 _MOST, _MOST_LOOPS, _MOST_ITEMS, _MOST_BYTES = 2000, 40, 20, 2**18
 _DEEPEST = 6
+_PLAY = re.compile(r"^(?:- |  )hosts:", re.MULTILINE)
 
 
 def filled(text: str, file: Path) -> str:
     """Fill in what values.yaml of a chart, or the defaults of a role, give a template of it, on the same lines."""
-    values: dict[str, Any] = {}
-    for folder in file.absolute().parents[1:3] if "{{" in text else ():
+    values: dict[str, Any] = _of_plays(text, file) if _PLAY.search(text) else {}
+    for folder in file.absolute().parents[1:3] if "{{" in text and not values else ():
         with suppress(OSError, BadUsage):
             if file.suffix != ".j2" and (folder / "templates") in file.absolute().parents:
                 chart = read_yaml(folder / "Chart.yaml").items()
@@ -61,7 +62,7 @@ def filled(text: str, file: Path) -> str:
                 values = read_yaml(folder / "defaults" / "main.yml")
         if isinstance(values, dict) and values:
             break
-    else:
+    if not (isinstance(values, dict) and values):
         return text
     text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), _with_helpers(text, file))
     for written, instead in _REWRITTEN:
@@ -90,6 +91,18 @@ def filled(text: str, file: Path) -> str:
         lines.append(("\\" if lines and lines[-1].endswith("\\") else "") if is_left_out else line)
     installs = f"\n# vllm=={values['vllm_version']}" if "vllm_version" in values else ""
     return folded("\n".join(lines)) + installs
+
+
+def _of_plays(text: str, file: Path) -> dict[str, Any]:
+    """Return the variables of the plays of a playbook, and of all hosts beside it."""
+    values: dict[str, Any] = {}
+    with suppress(OSError, BadUsage):
+        shared = file.parent / "group_vars" / "all.yml"
+        values |= inner(read_yaml(shared)) if shared.is_file() else {}
+    with suppress(BadUsage):
+        for play in (one for document in parse_yaml(text, file.name) for one in listed(document)):
+            values |= inner(play, "vars")
+    return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
 
 def chart_of(file: Path) -> Path | None:

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -30,6 +30,7 @@ _ADDING = re.compile(NOTATIONS["patterns"]["manifests_adding"])
 _REDIRECTED = re.compile(NOTATIONS["patterns"]["manifests_redirected"])
 _SCALAR = re.compile(NOTATIONS["patterns"]["manifests_scalar"])
 _CHAT_TEMPLATE = re.compile(NOTATIONS["patterns"]["manifests_chat_template"])
+_CALLED, _ENVIRONMENTS = frozenset[str](NOTATIONS["called"]), NOTATIONS["environments"]
 _RECIPE = re.compile(NOTATIONS["patterns"]["manifests_recipe"])
 _SERVICE, SCRIPT = "a Compose service", "a script in YAML"
 _STARTS = re.compile(NOTATIONS["patterns"]["manifests_starts"])
@@ -273,17 +274,31 @@ def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
     """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
-    nodes: list[tuple[str, Any, str]] = [("", part, _mounting(part, around)) for part in parts]
+    nodes = deque[tuple[str, Any, str, Mapping[str, str]]](("", part, _mounting(part, around), {}) for part in parts)
     while nodes:
-        key, node, image = nodes.pop(0)
+        key, node, image, variables = nodes.popleft()
         if isinstance(node, dict):
             named = next((node[name] for name in ("image", "container") if isinstance(node.get(name), str)), image)
-            nodes += [(str(name), child, named) for name, child in node.items()]
+            own = dict(pair for name in _ENVIRONMENTS for pair in _variables({"env": node.get(name)})[1].items())
+            variables = {**variables, **own} if own else variables
+            place = next((str(node[name]) for name in ("name", "label") if isinstance(node.get(name), str)), key)
+            called = (place if str(name) in _CALLED and place else str(name) for name in node)
+            nodes += [(name, child, named, variables) for name, child in zip(called, node.values(), strict=True)]
         elif isinstance(node, list):
-            nodes += [(key, child, image) for child in node]
+            nodes += [(key, child, image, variables) for child in node]
         elif isinstance(node, str) and (suffix := _suffix(key, node)) is not None:
             box = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
+            node = node if suffix else _exported(node, variables)
             yield Writing(SCRIPT, node, box, place=key, suffix=suffix)
+
+
+def _exported(script: str, variables: Mapping[str, str]) -> str:
+    """Write the variables around a script, such as a workflow's, before it, as far as it or vLLM reads them."""
+    script = re.sub(r"\$ENV_(\w+)", lambda name: variables.get(name[1], name[0]), script)  # ${{ env.NAME }}
+    used = {*re.findall(r"\$\{?(\w+)", script)}
+    able = {name: value for name, value in variables.items() if name in used or name.startswith(("VLLM_", "CUDA_"))}
+    pairs = (f"export {name}={shlex.quote(value)}; " for name, value in able.items() if "{{" not in value)
+    return "".join(pairs) + script
 
 
 def _mounting(part: Any, around: Sequence[Any]) -> str:
@@ -336,6 +351,8 @@ class _Reader(NamedTuple):
             if form.get("kind", "") == kind and charts.looked_up(form.get("key", "spec"), document) is not None:
                 yield from (one._replace(place=one.place or named) for one in _operator(form, document, self.version))
                 return
+        if isinstance(document.get("processes"), dict):
+            return  # process-compose, whose commands are scripts
         if kind == "InferenceService":
             yield from self.inference_service(inner(spec, "predictor"))
         elif kind == "BackendRuntime":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from diag.core.errors import BadUsage, NoLaunch
-from diag.core.files import parse_json
+from diag.core.files import parse_json, parse_toml
 from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
 from diag.vllm.command.dockerfile import is_dockerfile, last_stage
@@ -71,6 +71,9 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
                 *told,
             ]
         return tuple(told or [Writing("a notebook", "\n".join(code), is_here=True)])
+    if suffix == ".toml":
+        with suppress(ValueError):
+            return tuple(containers([parse_toml(text)], version))
     if _QUADLET.search(text):
         return _from_quadlet(text)
     if _SUPERVISED.search(text):
