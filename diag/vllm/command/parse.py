@@ -136,6 +136,7 @@ _DIRECTIVE = re.compile(NOTATIONS["patterns"]["parse_directive"])
 GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
+_MORE = re.compile(r"(?<!\S)(?:\.\.\.|…)(?!\S)")
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
 _VALUES = "a container of Helm values"
@@ -393,11 +394,13 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
             used = [pair for name, pair in exports.items() if re.search(rf"\$\{{?{name}\b", block)]
             text_of_block = "".join(f"export {pair}; " for pair in used) + text_of_block.lstrip("\n")
         exports |= {pair.partition("=")[0]: pair for pair in _EXPORTED.findall(block)}
+        text_of_block = text_of_block if suffix == ".py" else _MORE.sub("$MORE", text_of_block)
         with suppress(BadUsage):
             started = parse_all(text_of_block, version, None, suffix)
             # flags alone explain a command, and values without a model, or JSON, a chart or a client
             started = tuple(each for each in started if each.arguments or each.writing)
             started = tuple(each for each in started if each.writing != _VALUES or not _is_example(each, language))
+            started = tuple(each for each in started if each.model or each.given or each.image or each.writing)
             lines = [before + (1 if is_joined else max(1, each.line)) for each in started]
             if is_joined:
                 del commands[taken]

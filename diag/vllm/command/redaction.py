@@ -75,8 +75,8 @@ def name(text: str, revision: bool = False) -> str:
 def image(text: str) -> str:
     """Return the image of a container; "" if it may not be shown."""
     tag, _, digest = text.partition("@sha256:")
-    default = _DEFAULT.fullmatch(text)
-    is_known = re.fullmatch(r"(?:[0-9a-f]{64})?", digest) and (name(tag) == tag or (default and name(default[1])))
+    usual = _DEFAULT.sub(r"\1", tag)
+    is_known = re.fullmatch(r"(?:[0-9a-f]{64})?", digest) and name(usual) == usual
     return text if is_known else ""
 
 
