@@ -401,7 +401,7 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
     elif command.config and command.elsewhere:
         yield f"the --config file: it is {command.elsewhere}"
     if not is_known(version):
-        yield f"flags of releases before {versions()[0]}, the oldest known release: judged by it, but for names that it lacks"
+        yield f"flags of releases before {versions()[0]}, the oldest known: judged by it, but for names that it lacks"
     elif release(version) < release(versions()[-1]) and release(version) not in map(release, versions()):
         yield f"what differs between the releases around {version}, which itself was not read"
     if program := other_program(command):

@@ -2607,6 +2607,9 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "processes of a supervisor in YAML": ({"p.yaml": "processes:\n  v: {command: vllm serve org/m --port 9}\n  w: {command: vllm serve org/n --port 8}\n"}, ["vllm serve org/m --port 9", "vllm serve org/n --port 8"], "", [set()] * 2),  # noqa: E501
     "the variables of a play": ({"p.yml": "- hosts: g\n  vars: {m: org/m, own: '{{ m }}-x'}\n  tasks:\n    - name: v\n      shell: vllm serve {{ m }} --served-model-name {{ own }} --port {{ port }} --seed {{ seed }}\n", "group_vars/all.yml": "port: 9\n"}, ["vllm serve org/m --served-model-name org/m-x --port 9 --seed"], "the value of --seed", [set()]),  # noqa: E501
     "flags of a release older than all that are known": ({"c.yaml": "services: {v: {image: 'vllm/vllm-openai:v0.4.2', gpus: all, command: [--model, org/m, --image-feature-size, '576', --engine-use-ray]}}\n"}, ["--model org/m --image-feature-size"], "", [set()]),  # noqa: E501
+    "an array within a substitution, and within a text": ({"r.sh": 'A=(--model "$M" --seed 1)\nID=$(docker run --gpus all -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.25.1 "${A[@]}")\nC=(vllm serve org/m)\nssh h "nohup ${C[*]} --port 9 > log"\n'}, ["vllm/vllm-openai:v0.25.1 --model $M --seed 1", "vllm serve org/m --port 9"], "the value of --model", [set()] * 2),  # noqa: E501
+    "a placeholder of words, a drawing, and words that are left out": ({"g.md": "```\n├── a.py  (vllm serve x --bad)\n```\n```bash\nvllm serve {your model} --seed 1 ...\n```\n```\n./x.sh (starts vllm serve)\n```\n"}, ["vllm serve $YOUR_MODEL --seed 1 $MORE"], "the value of --model", [set()]),  # noqa: E501
+    "a container of vLLM's image with another program": ({"r.sh": "docker run -d vllm/vllm-openai:v0.25.1 tail -f /dev/null\ndocker run --gpus all vllm/vllm-openai:v0.25.1 --model org/m\n"}, ["--model org/m"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -43,8 +43,7 @@ def usual_ways(
     values: dict[str, str | None] = {**given}
     sourced = (step.words[-1] for step in steps if step.words[:1] in (["source"], ["."]))
     is_open = is_open or any(map(_SETTINGS.search, sourced))
-    ways: dict[int, int] = {**chosen}
-    subjects: dict[int, str | None] = {}
+    ways, subjects = {**chosen}, dict[int, str | None]()
     results: dict[tuple[int, int], bool | None] = {}
     for step in steps:
         block, branch = step.decides or (0, 0)

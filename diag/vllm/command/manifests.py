@@ -149,7 +149,8 @@ def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = (
     around = [*others, *parts]
     maps = {_key(part)[1]: inner(part, "data") for part in around if kind(part) == "ConfigMap"}
     reader, length, is_read = _Reader(scaled_on(parts), version, maps=maps), 0, False
-    read = (_with_service(writing, part, around) for part in parts for writing in reader.document(part))
+    able = (part for part in parts if not inner(part, "processes"))  # whose commands are scripts
+    read = (_with_service(writing, part, around) for part in able for writing in reader.document(part))
     for writing in chain(read, _scripts(parts, around)):
         if writing.name == SCRIPT and is_read and writing.place not in _HOST_SCRIPTS:
             continue
@@ -351,8 +352,6 @@ class _Reader(NamedTuple):
             if form.get("kind", "") == kind and charts.looked_up(form.get("key", "spec"), document) is not None:
                 yield from (one._replace(place=one.place or named) for one in _operator(form, document, self.version))
                 return
-        if isinstance(document.get("processes"), dict):
-            return  # process-compose, whose commands are scripts
         if kind == "InferenceService":
             yield from self.inference_service(inner(spec, "predictor"))
         elif kind == "BackendRuntime":

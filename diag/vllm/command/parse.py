@@ -30,6 +30,7 @@ from diag.vllm.command.shell import (
     filled_templates,
     here_documents,
     is_default,
+    line,
     otherwise,
     recipes,
     statements,
@@ -137,6 +138,8 @@ GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _MORE = re.compile(r"(?<!\S)(?:\.\.\.|…)(?!\S)")
+_TREE = re.compile(r"^.*[├└│].*$", re.MULTILINE)
+"""A line of a drawing of folders or of parts."""
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
 _VALUES = "a container of Helm values"
@@ -157,6 +160,7 @@ _LONGEST_OUTPUT = 256
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
+_WITHIN = re.compile(r"\"?\$\{(\w+)\[[@*]\](?:@Q)?\}\"?")
 _ADDED, _IS_COMMAND = re.compile(r"([A-Za-z_]\w*)\+="), re.compile(r"vllm|^\s*--?[a-zA-Z]")
 _USED_ARRAY = re.compile(r"\{(\w+)\[")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
@@ -394,7 +398,7 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
             used = [pair for name, pair in exports.items() if re.search(rf"\$\{{?{name}\b", block)]
             text_of_block = "".join(f"export {pair}; " for pair in used) + text_of_block.lstrip("\n")
         exports |= {pair.partition("=")[0]: pair for pair in _EXPORTED.findall(block)}
-        text_of_block = text_of_block if suffix == ".py" else _MORE.sub("$MORE", text_of_block)
+        text_of_block = text_of_block if suffix == ".py" else _MORE.sub("$MORE", _TREE.sub("", text_of_block))
         with suppress(BadUsage):
             started = parse_all(text_of_block, version, None, suffix)
             # flags alone explain a command, and values without a model, or JSON, a chart or a client
@@ -696,7 +700,9 @@ def _with_arrays(steps: Sequence[tuple[int, Statement]]) -> list[tuple[int, list
     for at, (name, words, *_) in steps:
         array, is_more = f"${{{name.removesuffix('+')}[@]}}", name.endswith("+")
         uses = [_ARRAY_USE.sub(r"${\1[@]}", word) for word in words]
-        filled = [part for use, word in zip(uses, words, strict=True) for part in arrays.get(use, [word])]
+        filled = [
+            part for use, word in zip(uses, words, strict=True) for part in arrays.get(use, [_within(word, arrays)])
+        ]
         if name and not (is_more and array in waiting):
             if array in waiting and name not in named:  # it never ran
                 ran.add(id(arrays[array]))
@@ -716,6 +722,17 @@ def _with_arrays(steps: Sequence[tuple[int, Statement]]) -> list[tuple[int, list
         if not name:
             commands.append((min([*places, at]), filled))
     return [(at, words) for at, words in commands if id(words) not in ran]
+
+
+def _within(word: str, arrays: Mapping[str, Sequence[str]]) -> str:
+    """Write the words of arrays within a text that a shell runs: ID=$(docker run IMAGE "${ARGS[@]}")."""
+    if "[" not in word or "${" not in word or " " not in word:
+        return word
+    uses = [use for use in dict.fromkeys(_WITHIN.findall(word)) if f"${{{use}[@]}}" in arrays][:_MOST_BRANCHES]
+    texts = {use: line(arrays[f"${{{use}[@]}}"]) for use in uses}
+    if sum(map(len, texts.values())) > LONGEST:
+        return word
+    return _WITHIN.sub(lambda use: texts.get(use[1], use[0]), word, _MOST_BRANCHES)
 
 
 def _run(
