@@ -715,7 +715,9 @@ def _with_arrays(steps: Sequence[tuple[int, Statement]]) -> list[tuple[int, list
             arrays[array] += filled[: _MOST_WORDS - len(arrays[array])]
         elif not filled or _MENTIONS.fullmatch(filled[0]):
             continue
-        begun = [use for use in dict.fromkeys(uses) if use in waiting and use != array]
+        is_script = any(_SHELL.fullmatch(word) or word in _RUNNERS or _SUBSTITUTED.fullmatch(word) for word in words)
+        inside = (f"${{{use}[@]}}" for word in words if is_script for use in _WITHIN.findall(word))
+        begun = [use for use in dict.fromkeys([*uses, *inside]) if use in waiting and use != array]
         ran.update(id(arrays[use]) for use in begun)
         places = [waiting.pop(use) for use in begun]
         named.update(_USED_ARRAY.findall(" ".join(words)))
