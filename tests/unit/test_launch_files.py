@@ -2652,7 +2652,7 @@ def test_a_value_that_is_replaced_by_a_variable_yields_no_error(tmp_path: Path) 
                 for server in laid(tmp_path / f"{at}-{turn}", given)
                 for each in server["findings"]
                 if each["severity"] == "error"
-            }  # noqa: E501
+            }
             for turn, given in enumerate((files, changed))
         )
         if after - before:
