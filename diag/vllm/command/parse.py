@@ -5,6 +5,7 @@ import shlex
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import chain, compress, groupby, islice, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -486,17 +487,8 @@ def _parse_shell(
     text: str, version: str, folder: Path | None, variables: Mapping[str, str] = MappingProxyType({}), depth: int = 0
 ) -> tuple[Command, ...]:
     """Parse the servers that a script, the word of `depth` others, starts with these variables; BadUsage for none."""
-    steps = list[Statement]()
-    try:
-        for step in statements(text):
-            steps.append(step)
-    except BadUsage:  # a stray quotation mark behind the servers
-        if not any("vllm" in word for step in steps for word in step.words):
-            raise
-    functions = _functions(text.split("\n"))
-    steps = _inlined(_with_outputs(steps, functions), functions)
+    steps, functions, ways, is_cut = _script(text, tuple(variables.items()))
     servers: dict[int, list[Command]] = {}
-    ways, is_cut = _branches(steps, functions, variables)
     ran = (server for way, others in ways for server in _run(way, version, folder, variables, others, depth))
     for at, command in takewhile(lambda _: len(servers) < _MOST_SERVERS, ran):
         if not any(map(command.is_like, servers.setdefault(at, []))):
@@ -536,9 +528,40 @@ def _parse_shell(
     return tuple(compress(commands, is_new))  # calls of a function with the same values are one server
 
 
+_Way = tuple[Sequence[tuple[int, Statement]], Mapping[int, Collection[str]]]
+
+
+class _Script(NamedTuple):
+    """A script: its commands, the function of each line, and the commands of each way through its branches.
+
+    Beside a way's commands stand the variables that lead to it. `is_cut` is True if it has more ways than are read.
+    """
+
+    steps: Sequence[Statement]
+    functions: Sequence[str]
+    ways: Sequence[_Way]
+    is_cut: bool
+
+
+@lru_cache(maxsize=4)
+def _script(text: str, variables: tuple[tuple[str, str], ...]) -> _Script:
+    """Split a script, once for all releases that it is read for."""
+    steps = list[Statement]()
+    try:
+        for step in statements(text):
+            steps.append(step)
+    except BadUsage:  # a stray quotation mark behind the servers
+        if not any("vllm" in word for step in steps for word in step.words):
+            raise
+    functions = _functions(text.split("\n"))
+    steps = _inlined(_with_outputs(steps, functions), functions)
+    ways, is_cut = _branches(steps, functions, dict(variables))
+    return _Script(steps, functions, [*ways], is_cut)
+
+
 def _branches(
     steps: Sequence[Statement], functions: Sequence[str], variables: Mapping[str, str]
-) -> tuple[Iterator[tuple[list[tuple[int, Statement]], Mapping[int, set[str]]]], bool]:
+) -> tuple[Iterator[_Way], bool]:
     """Return the commands of each way through a script, the usual one first, and the variables that lead elsewhere.
 
     The second value is True for a script with more ways than are read.
@@ -562,7 +585,7 @@ def _branches(
     aside = [dict(path) for path in starts if any(first[block] != way for block, way in path)]
     ended = {step.path[-1] for step in steps if step.path and step.words[:1] == ["exit"]}
 
-    def ways() -> Iterator[tuple[list[tuple[int, Statement]], Mapping[int, set[str]]]]:
+    def ways() -> Iterator[_Way]:
         yielded = set[tuple[object, ...]]()
         for chosen in islice(
             chain([first], ({**first, **path} for path in aside), map(turned, range(min(turns, _MOST_BRANCHES)))), most
