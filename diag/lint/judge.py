@@ -421,6 +421,8 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield f"the value{'s' * (len(names) > 1)} of {missing}, which the text does not show"
     if absent := sorted({name for name in command.absent if redaction.is_variable(f"${name}")}):
         yield f"more words of {', '.join(f'${name}' for name in absent)} than by default, which has none"
+    if command.is_cut:
+        yield "some branches of the script, which has more than are read"
     some, others = _of_some_branches(command)
     if some:
         yield f"as one command: only some branches of the script have {', '.join(some)}"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diag.commands.lint import judge
 from diag.core.errors import BadUsage
 from diag.vllm.command import branches
 from diag.vllm.command.command import Command
@@ -543,6 +544,15 @@ def test_the_usual_way_through_a_script_is_its_first_command(text: str, usual: s
     server = read(f'{text}\nvllm serve "$M" --dtype "$D"')
     ways = [f"{way.get('--dtype')} {way.model}".replace("$D", "None") for way in (server, *server.branches)]
     assert (ways[0], {*ways[1:]} - {ways[0]}) == (usual, {others})
+
+
+def test_a_script_with_more_ways_than_are_read_says_so() -> None:
+    def script(arms: int) -> str:
+        return "case $1 in\n" + "".join(f"m{at}) M=m{at};;\n" for at in range(arms)) + "esac\nvllm serve $M\n"
+
+    assert not read(script(7)).is_cut
+    told = [judge(script(arms)).not_checked for arms in (7, 40)]
+    assert ["some branches of the script, which has more than are read" in notes for notes in told] == [False, True]
 
 
 def test_a_script_within_a_command_has_the_variables_around_it() -> None:

@@ -126,7 +126,8 @@ class Command(NamedTuple):
     `by_default` is the same command with the defaults of its variables, if there are any.
     `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word; `path` has the
     branches of the script around it, as a Statement's, and those of the calls of its function; `absent` are variables
-    in it that are empty by default, `dockerfile` is the text of which its image is built.
+    in it that are empty by default, `dockerfile` is the text of which its image is built. `is_cut` is True if its
+    script has more ways through its branches than are read.
     """
 
     words: tuple[str, ...]
@@ -156,6 +157,7 @@ class Command(NamedTuple):
     by_default: tuple["Command", ...] = ()
     absent: tuple[str, ...] = ()
     dockerfile: str = ""
+    is_cut: bool = False
 
     @property
     def by_module(self) -> bool:

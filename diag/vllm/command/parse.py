@@ -5,7 +5,8 @@ import shlex
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import compress, islice, pairwise, takewhile
+from functools import lru_cache
+from itertools import chain, compress, groupby, islice, pairwise, takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ def image(words: Sequence[str]) -> Image:
 
 def elsewhere(words: Sequence[str]) -> str:
     """Return the location of a command's folders, "in the container" or "on another host"; "" for this host."""
-    names = {Path(word).name for word in words}
+    names = {word.rpartition("/")[2] for word in words}
     in_container = any(map(_CONTAINERS.fullmatch, names))
     return "in the container" if in_container else "on another host" if names & _HOSTS else ""
 
@@ -157,6 +158,7 @@ _SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"
 """A variable that a script sets, and its here-documents may name."""
 _CALL = re.compile(r"\$\(([\w-]+)\)")
 _LONGEST_OUTPUT = 256
+_NAME = re.compile(r"\w+")
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
@@ -165,8 +167,8 @@ _ADDED, _IS_COMMAND = re.compile(r"([A-Za-z_]\w*)\+="), re.compile(r"vllm|^\s*--
 _USED_ARRAY = re.compile(r"\{(\w+)\[")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
 _MOST_BRANCHES = 8
-_MOST_STEPS = 50_000
-"""Commands of all ways to servers in branches of a script that it does not take, together."""
+_MOST_STEPS = 25_000
+"""Commands of all ways through the branches of a script, together: its usual way is always read."""
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
@@ -179,6 +181,8 @@ _ARGUMENT = re.compile(r"\$(?:([1-9])\b|\{([1-9])(:?-[^{}]*)?\}|\{?[@*]\}?)")
 _EXPORTED = re.compile(r"^[ \t]*export[ \t]+([A-Z_]\w*=[\w./:@-]+)[ \t]*$", re.MULTILINE)
 _DEEPEST = 3
 """Functions within each other that are followed."""
+_DEEPEST_SCRIPT = 8
+"""Scripts in a word of another, sh -c '...', that are followed."""
 _HELP = re.compile(r"(--help|-h)(=|$)|\$\{?(\w*_)?help(_\w+)?\}?$", re.IGNORECASE)
 _MENTIONS = re.compile(NOTATIONS["patterns"]["parse_mentions"])
 
@@ -489,21 +493,12 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def _parse_shell(
-    text: str, version: str, folder: Path | None, variables: Mapping[str, str] = MappingProxyType({})
+    text: str, version: str, folder: Path | None, variables: Mapping[str, str] = MappingProxyType({}), depth: int = 0
 ) -> tuple[Command, ...]:
-    """Parse the servers that a script starts with these variables; BadUsage if it starts none."""
-    steps = list[Statement]()
-    try:
-        for step in statements(text):
-            steps.append(step)
-    except BadUsage:  # a stray quotation mark behind the servers
-        if not any("vllm" in word for step in steps for word in step.words):
-            raise
-    functions = _functions(text.split("\n"))
-    steps = _inlined(_with_outputs(steps, functions), functions)
+    """Parse the servers that a script, the word of `depth` others, starts with these variables; BadUsage for none."""
+    steps, functions, ways, is_cut = _script(text, tuple(variables.items()))
     servers: dict[int, list[Command]] = {}
-    branches = _branches(steps, functions, variables)
-    ran = (found for active, others in branches for found in _run(active, version, folder, variables, others))
+    ran = (server for way, others in ways for server in _run(way, version, folder, variables, others, depth))
     for at, command in takewhile(lambda _: len(servers) < _MOST_SERVERS, ran):
         if not any(map(command.is_like, servers.setdefault(at, []))):
             servers[at].append(command)
@@ -530,6 +525,7 @@ def _parse_shell(
             container=first.container or job,
             pinned=pinned,
             beside=beside,
+            is_cut=first.is_cut or is_cut,
             lost=_lost(steps[at + 1].words if at + 1 < len(steps) else ()),
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
@@ -541,44 +537,92 @@ def _parse_shell(
     return tuple(compress(commands, is_new))  # calls of a function with the same values are one server
 
 
+_Way = tuple[Sequence[tuple[int, Statement]], Mapping[int, Collection[str]]]
+
+
+class _Script(NamedTuple):
+    """A script: its commands, the function of each line, and the commands of each way through its branches.
+
+    Beside a way's commands stand the variables that lead to it. `is_cut` is True if it has more ways than are read.
+    """
+
+    steps: Sequence[Statement]
+    functions: Sequence[str]
+    ways: Sequence[_Way]
+    is_cut: bool
+
+
+@lru_cache(maxsize=4)
+def _script(text: str, variables: tuple[tuple[str, str], ...]) -> _Script:
+    """Split a script, once for all releases that it is read for."""
+    steps = list[Statement]()
+    try:
+        for step in statements(text):
+            steps.append(step)
+    except BadUsage:  # a stray quotation mark behind the servers
+        if not any("vllm" in word for step in steps for word in step.words):
+            raise
+    functions = _functions(text.split("\n"))
+    steps = _inlined(_with_outputs(steps, functions), functions)
+    ways, is_cut = _branches(steps, functions, dict(variables))
+    return _Script(steps, functions, [*ways], is_cut)
+
+
 def _branches(
     steps: Sequence[Statement], functions: Sequence[str], variables: Mapping[str, str]
-) -> Iterator[tuple[list[tuple[int, Statement]], Mapping[int, set[str]]]]:
-    """Yield the commands of each way through a script, the usual one first, and the variables that lead elsewhere."""
+) -> tuple[Iterator[_Way], bool]:
+    """Return the commands of each way through a script, the usual one first, and the variables that lead elsewhere.
+
+    The second value is True for a script with more ways than are read.
+    """
     usual, names = usual_ways(steps, functions, _assignments, variables)
     taken: dict[int, set[int]] = {}
-    for block, branch in (way for step in steps for way in step.path):
-        taken.setdefault(block, set()).add(branch)
-    runs = min(_MOST_BRANCHES, max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1))
-    turns = [{block: turn if turn in branches else -1 for block, branches in taken.items()} for turn in range(runs)]
-    first = {**turns[0], **usual}
+    blocks: dict[int, int] = {}  # where each begins
+    for at, step in enumerate(steps):
+        for block, branch in step.path:
+            taken.setdefault(block, set()).add(branch)
+            blocks.setdefault(block, at)
+    turns = max((len(branches - {-1, -2}) + 1 for branches in taken.values()), default=1)
     started = (step for step in steps if _serve_end(step.words) or _find_image(step.words, {}).arguments)
     starts = dict.fromkeys(step.path for step in started if step.path)
-    aside = (dict(path) for path in starts if any(first[block] != way for block, way in path))
-    blocks = {block: at for at, step in reversed([*enumerate(steps)]) for block, _ in step.path}  # where each begins
+    most = 1 + _MOST_STEPS // max(1, len(steps))
+
+    def turned(turn: int) -> dict[int, int]:
+        return {block: turn if turn in branches else -1 for block, branches in taken.items()}
+
+    first = {**turned(0), **usual}
+    aside = [dict(path) for path in starts if any(first[block] != way for block, way in path)]
     ended = {step.path[-1] for step in steps if step.path and step.words[:1] == ["exit"]}
-    most = min(_MOST_SERVERS, 1 + _MOST_STEPS // max(1, len(steps)))
-    for chosen in (first, *({**first, **path} for path in islice(aside, most)), *turns):
-        undecided = {block: way for block, way in chosen.items() if block not in usual}
-        led: dict[int, int] = {}
-        if undecided and chosen is not first:
-            decided, _ = usual_ways(_tested(steps, chosen), functions, _assignments, variables, undecided)
-            led = {block: decided[block] for block in undecided if block in decided}
-        if ended & {way for way in led.items() if chosen[way[0]] != way[1]}:
-            continue  # the values of one branch lead to the end of the script
-        ways = {**chosen, **led, **{block: way for block, way in usual.items() if way == OWN_OPTIONS}}
-        if chosen is not first and ways == first:
-            continue
-        active = [
-            (at, step)
-            for at, step in enumerate(steps)
-            if not step.is_pattern and all(ways[block] == way for block, way in step.path)
-        ]
-        others = {block for block, way in ways.items() if usual.get(block, way) != way}
-        leading: dict[int, set[str]] = {}
-        for block in names.keys() & others:
-            leading.setdefault(blocks[block], set()).update(names[block])
-        yield active, leading
+
+    def ways() -> Iterator[_Way]:
+        yielded = set[tuple[object, ...]]()
+        for chosen in islice(
+            chain([first], ({**first, **path} for path in aside), map(turned, range(min(turns, _MOST_BRANCHES)))), most
+        ):
+            undecided = {block: way for block, way in chosen.items() if block not in usual}
+            led: dict[int, int] = {}
+            if undecided and chosen is not first:
+                decided, _ = usual_ways(_tested(steps, chosen), functions, _assignments, variables, undecided)
+                led = {block: decided[block] for block in undecided if block in decided}
+            if ended & {way for way in led.items() if chosen[way[0]] != way[1]}:
+                continue  # the values of one branch lead to the end of the script
+            ways = {**chosen, **led, **{block: way for block, way in usual.items() if way == OWN_OPTIONS}}
+            active = [
+                (at, step)
+                for path, group in groupby(enumerate(steps), lambda numbered: numbered[1].path)
+                if all(ways[block] == way for block, way in path)
+                for at, step in group
+                if not step.is_pattern
+            ]
+            others = {block for block, way in ways.items() if usual.get(block, way) != way}
+            leading: dict[int, set[str]] = {}
+            for block in names.keys() & others & blocks.keys():
+                leading.setdefault(blocks[block], set()).update(names[block])
+            if (way := (*(at for at, _ in active), *sorted(leading))) not in yielded:
+                yielded.add(way)
+                yield active, leading
+
+    return ways(), turns > _MOST_BRANCHES or 1 + len(aside) + turns > most
 
 
 def _tested(steps: Sequence[Statement], ways: Mapping[int, int]) -> list[Statement]:
@@ -743,6 +787,7 @@ def _run(
     folder: Path | None,
     variables: Mapping[str, str],
     others: Mapping[int, Collection[str]],
+    depth: int,
 ) -> Iterator[tuple[int, Command]]:
     """Yield the servers that commands of a script start, each with the number of its command.
 
@@ -760,7 +805,7 @@ def _run(
                 plain.pop(name, None)
         filled, absent = _split_words(_whole(words, environment), environment, plain)
         filled = _of_cloud_run(filled) or filled
-        for server in _find_servers(filled, environment, folder, version, is_alone):
+        for server in _find_servers(filled, environment, folder, version, is_alone, depth):
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
@@ -769,12 +814,15 @@ def _run(
             own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
             assigned[name] = _expand(value, {**plain, **own})
             if ":-" in assigned[name] and assigned[name].count("$") > 1:  # a default names another variable
-                assigned[name] = _expand(assigned[name], _plain({key: default(x) for key, x in environment.items()}))
+                named = {*_NAME.findall(assigned[name])} & environment.keys()
+                assigned[name] = _expand(assigned[name], _plain({key: default(environment[key]) for key in named}))
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
         environment |= assigned
-        plain = {**{name: value for name, value in plain.items() if name not in assigned}, **_plain(assigned)}
+        for name in assigned:
+            plain.pop(name, None)
+        plain |= _plain(assigned)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
 
@@ -816,7 +864,7 @@ def _split_words(
 
 
 def _find_servers(
-    words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str, is_alone: bool
+    words: Sequence[str], environment: Mapping[str, str], folder: Path | None, version: str, is_alone: bool, depth: int
 ) -> Iterator[Command]:
     """Yield the servers that a command of a script starts, itself or by a script in one of its words: sh -c '...'.
 
@@ -836,15 +884,16 @@ def _find_servers(
             break
 
     contained = _find_image(words, environment)
-    if inner:
+    if inner and depth < _DEEPEST_SCRIPT:
         location = elsewhere(words)
         try:
-            started = _parse_shell(inner, version, None if location else folder, {**environment, **_assignments(words)})
+            around = {**environment, **_assignments(words)}
+            started = _parse_shell(inner, version, None if location else folder, around, depth + 1)
         except BadUsage:
             return
         for server in started:
             yield server._replace(
-                environment={**environment, **_assignments(words), **server.environment},
+                environment={**around, **server.environment},
                 image=server.image or contained.name,
                 elsewhere=server.elsewhere or location,
                 around=(*([(tuple(words), at)] if inner == words[at] else []), *server.around),
@@ -892,7 +941,7 @@ def _assignments(words: Sequence[str]) -> dict[str, str]:
 
 
 def _find_image(words: Sequence[str], environment: Mapping[str, str]) -> Image:
-    able = any("$" in word or _CONTAINERS.fullmatch(Path(word).name) for word in words)
+    able = any("$" in word or _CONTAINERS.fullmatch(word.rpartition("/")[2]) for word in words)
     if not able or run_place(words) is None:
         return Image()
     return image(filled_in(words, {name: default(value) for name, value in environment.items()}))
@@ -911,8 +960,15 @@ def _serve_end(words: Sequence[str]) -> int | None:
 
 
 def _command(
-    words: Sequence[str], start: int, environment: Mapping[str, str], folder: Path | None, version: str
+    words: Sequence[str],
+    start: int,
+    environment: Mapping[str, str],
+    folder: Path | None,
+    version: str,
+    *,
+    is_usual: bool = False,
 ) -> Command:
+    """Return the command with these words; unless it `is_usual`, also that with the defaults of its variables."""
     filled = filled_in(words, environment)
     mentions, loose = options(filled, start, version)
     if sum(option.option is None for option in mentions) > _MOST_UNKNOWN:
@@ -947,7 +1003,7 @@ def _command(
     takes_one = takes_one and not _ARGUMENTS.fullmatch(filled[loose[0]])
     named = filled[loose[0]] if takes_one else command.get("--model") or ""
     command = command._replace(model=named, strays=tuple(loose[takes_one:]))
-    if not any(map(is_default, [*filled[start:], *environment.values()])):
+    if is_usual or not any(map(is_default, [*filled[start:], *environment.values()])):
         return command
     shown = [
         part
@@ -955,7 +1011,8 @@ def _command(
         for part in (default(word).split() if is_default(word) and isinstance(word, Bare) else [_by_default(word)])
     ]
     settings = {name: _by_default(value) for name, value in environment.items()}
-    return command._replace(by_default=(_command([*words[:start], *shown], start, settings, folder, version),))
+    usual = _command([*words[:start], *shown], start, settings, folder, version, is_usual=True)
+    return command._replace(by_default=(usual,))
 
 
 def _by_default(text: str) -> str:
@@ -964,9 +1021,9 @@ def _by_default(text: str) -> str:
 
 def filled_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Fill in the variables that the text itself sets."""
-    plain = _plain(environment)
     partly = {name: text for name, text in environment.items() if _PATH.fullmatch(text) and not is_secret(name)}
-    return [_expand(word, {**partly, **plain}) for word in words]
+    values = {**partly, **_plain(environment)}
+    return [_expand(word, values) for word in words]
 
 
 def _plain(environment: Mapping[str, str]) -> Mapping[str, str]:

@@ -105,7 +105,7 @@ class Statement(NamedTuple):
 def statements(text: str) -> Iterator[Statement]:
     """Yield the commands of a script; BadUsage if a quotation is not closed."""
     name, words, skip, is_split, line = "", list[str](), False, False, 1
-    blocks, pattern, testing, joint, negated = _Blocks(), False, False, "", False
+    blocks, pattern, testing, joint, negated, is_empty = _Blocks(), False, False, "", False, False
     text = re.sub(r"\\\s*\Z|`#[^`\n]*`", "", text)  # the file ends in a continued line; comments in a command
     for token, at in _tokens(_inline_documents(PIPED.sub(r"\1'\2'", text))):
         line = line if words else at
@@ -147,7 +147,9 @@ def statements(text: str) -> Iterator[Statement]:
             blocks.count += is_test
             decides = (blocks.count, 0) if is_test else blocks.way if testing and words else None
             is_background = token == "&" or token.startswith("&\n")
-            yield Statement(name, words, blocks.path(), is_background, line, decides, joint if testing else "")
+            if words or name or decides or not is_empty:  # an empty line ends what continues, several say no more
+                yield Statement(name, words, blocks.path(), is_background, line, decides, joint if testing else "")
+            is_empty = not words
             if is_test:
                 blocks.tested.append((blocks.count, 0 if token == "&&" else -1))
             elif ";" in token or "\n" in token:
@@ -164,33 +166,34 @@ class _Blocks:
     def __init__(self) -> None:
         self.count = 0
         self.tested = list[tuple[int, int]]()
-        self._open: list[tuple[int, int, bool]] = []
+        self._open, self._cases = list[tuple[int, int]](), list[bool]()
 
     @property
     def way(self) -> tuple[int, int] | None:
         """The innermost block and its branch."""
-        return self._open[-1][:2] if self._open else None
+        return self._open[-1] if self._open else None
 
     @property
     def in_case(self) -> bool:
-        return bool(self._open) and self._open[-1][2]
+        return self._cases[-1:] == [True]
 
     def enter(self, word: str) -> None:
         if word in ("if", "case"):
             self.count += 1
-            self._open.append((self.count, 0 if word == "if" else -2, word == "case"))
+            self._open.append((self.count, 0 if word == "if" else -2))
+            self._cases.append(word == "case")
         elif word in ("fi", "esac"):
-            del self._open[-1:]
+            del self._open[-1:], self._cases[-1:]
         elif word != "then":
             self.branch(is_else=word == "else")
 
     def branch(self, *, is_else: bool) -> None:
         if self._open:
-            number, branch, is_case = self._open[-1]
-            self._open[-1] = (number, -1 if is_else else max(0, branch + 1), is_case)
+            number, branch = self._open[-1]
+            self._open[-1] = (number, -1 if is_else else max(0, branch + 1))
 
     def path(self) -> tuple[tuple[int, int], ...]:
-        return (*((number, branch) for number, branch, _ in self._open[:_DEEPEST]), *self.tested[:_DEEPEST])
+        return (*self._open[:_DEEPEST], *self.tested[:_DEEPEST])
 
 
 def filled_templates(text: str) -> str:
