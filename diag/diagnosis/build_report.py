@@ -269,7 +269,9 @@ def _with_fixes(
         relaunch=relaunch(server.launch, proposals),
         uncomputed=tuple(proposal for proposal in fixes if not proposal.is_computed),
         quotes=decisive or quoted,
-        failure=failure._replace(seen="") if failure and decisive else failure,
+        failure=failure._replace(seen=ending.context.error if ending and failure.basis == "guess" else "")
+        if failure and decisive
+        else failure,
     )
 
 
@@ -554,7 +556,7 @@ def merge_log_reports(reports: Sequence[Report]) -> Report:
         start=min(log.start for log in logs),
         end=max(log.end for log in logs),
         servers=tuple(server for log in logs for server in log.servers),
-        notes=tuple(note for log in logs for note in log.notes),
+        notes=tuple(dict.fromkeys(note for log in logs for note in log.notes)),
         defects=tuple(defect for log in logs for defect in log.defects),
         endings=tuple(ending for log in logs for ending in log.endings),
     )

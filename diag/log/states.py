@@ -75,8 +75,8 @@ class ServerStates:
             self.lines.pop(ANSWERS, None)
         if request.status.startswith("5"):
             self.cut_off("answers", at)
-            if self.complaint is not None:
-                self.lines[ANSWERS] = self.complaint
+        if request.status[:1] in ("4", "5") and self.complaint is not None:
+            self.lines[ANSWERS] = self.complaint
         self.complaint = None
         if is_doubted:
             return
