@@ -530,6 +530,9 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
         if ending.state == "stopped" and re.match(words, last):
             return shows[end].format(last=last)
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""
+    behind = nearby.rstrip().rpartition("\n")[2]
+    if ending.state == "starting" and last.rpartition(" (")[0] not in behind:
+        last = f"{last}; behind it stands {around(hidden(behind), '^')!r}"
     return LOG_ENDS[ending.state].format(last=last, usual=usual)
 
 
