@@ -261,17 +261,15 @@ def _with_fixes(
     ):
         proposals = (by_search(quoted[0], server.version), *proposals)
     decisive = _decisive(quoted, failure.line if failure else "", ending.context if ending else NOTHING)
-    if ending:  # what a log does not tell is no advice
-        proposals = tuple(proposal for proposal in proposals if not proposal.needs)
+    seen = ending.context.error if ending and failure and failure.basis == "guess" else ""
+    proposals = tuple(proposal for proposal in proposals if not (ending and proposal.needs))  # no log tells those
     return Finding(
         diagnosis=by_scrapes(diagnosis, queries),
         proposals=proposals,
         relaunch=relaunch(server.launch, proposals),
         uncomputed=tuple(proposal for proposal in fixes if not proposal.is_computed),
         quotes=decisive or quoted,
-        failure=failure._replace(seen=ending.context.error if ending and failure.basis == "guess" else "")
-        if failure and decisive
-        else failure,
+        failure=failure._replace(seen=seen) if failure and decisive else failure,
     )
 
 
