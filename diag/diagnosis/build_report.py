@@ -482,7 +482,9 @@ def _without_reason(ending: LogEnding) -> Iterator[str]:
 
 
 def _of_request(line: EventLine, ending: LogEnding, version: str) -> KnownFailure | None:
-    return known_failure([line.text], version, "", line.frames, ending.context._replace(phase=READY))
+    told = known_failure([line.text], version, "", line.frames, ending.context._replace(phase=READY))
+    is_guess = told is not None and told.basis == "guess" and bool(ending.refused) and not ending.failed
+    return None if is_guess else told  # of a request that was refused, its own words are enough
 
 
 def _told_near(ending: LogEnding) -> KnownFailure | None:
