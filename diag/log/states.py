@@ -75,8 +75,10 @@ class ServerStates:
             self.lines.pop(ANSWERS, None)
         if request.status.startswith("5"):
             self.cut_off("answers", at)
-        if request.status[:1] in ("4", "5") and self.complaint is not None:
-            self.lines[ANSWERS] = self.complaint
+            if self.complaint is not None:
+                self.lines[ANSWERS] = self.complaint
+        elif request.status.startswith("4") and self.complaint is not None:
+            self.lines.setdefault(ANSWERS, self.complaint)  # an exception of the same request says more
         self.complaint = None
         if is_doubted:
             return
