@@ -261,15 +261,15 @@ def _with_fixes(
     ):
         proposals = (by_search(quoted[0], server.version), *proposals)
     decisive = _decisive(quoted, failure.line if failure else "", ending.context if ending else NOTHING)
-    if ending:  # what a log does not tell is no advice
-        proposals = tuple(proposal for proposal in proposals if not proposal.needs)
+    seen = ending.context.error if ending and failure and failure.basis == "guess" else ""
+    proposals = tuple(proposal for proposal in proposals if not (ending and proposal.needs))  # no log tells those
     return Finding(
         diagnosis=by_scrapes(diagnosis, queries),
         proposals=proposals,
         relaunch=relaunch(server.launch, proposals),
         uncomputed=tuple(proposal for proposal in fixes if not proposal.is_computed),
         quotes=decisive or quoted,
-        failure=failure._replace(seen="") if failure and decisive else failure,
+        failure=failure._replace(seen=seen) if failure and decisive else failure,
     )
 
 
@@ -482,7 +482,9 @@ def _without_reason(ending: LogEnding) -> Iterator[str]:
 
 
 def _of_request(line: EventLine, ending: LogEnding, version: str) -> KnownFailure | None:
-    return known_failure([line.text], version, "", line.frames, ending.context._replace(phase=READY))
+    told = known_failure([line.text], version, "", line.frames, ending.context._replace(phase=READY))
+    is_guess = told is not None and told.basis == "guess" and bool(ending.refused) and not ending.failed
+    return None if is_guess else told  # of a request that was refused, its own words are enough
 
 
 def _told_near(ending: LogEnding) -> KnownFailure | None:
@@ -528,6 +530,9 @@ def _why_unknown(ending: LogEnding, name: str) -> str:
         if ending.state == "stopped" and re.match(words, last):
             return shows[end].format(last=last)
     usual = f" {REASONS['usual'][ending.phase]}" if ending.phase in REASONS["usual"] else ""
+    behind = nearby.rstrip().rpartition("\n")[2]
+    if ending.state == "starting" and last.rpartition(" (")[0] not in behind:
+        last = f"{last}; behind it stands {around(hidden(behind), '^')!r}"
     return LOG_ENDS[ending.state].format(last=last, usual=usual)
 
 
@@ -554,7 +559,7 @@ def merge_log_reports(reports: Sequence[Report]) -> Report:
         start=min(log.start for log in logs),
         end=max(log.end for log in logs),
         servers=tuple(server for log in logs for server in log.servers),
-        notes=tuple(note for log in logs for note in log.notes),
+        notes=tuple(dict.fromkeys(note for log in logs for note in log.notes)),
         defects=tuple(defect for log in logs for defect in log.defects),
         endings=tuple(ending for log in logs for ending in log.endings),
     )

@@ -68,6 +68,12 @@ MOST_NATIVE = 8
 FEWEST_WORDS = 4
 """Of a sentence in an error, to be told as its cause."""
 MOST_COMPLAINTS = 40
+RAISED_BY_WORDS = {
+    "No module named": "ModuleNotFoundError: ",
+    "cannot import name": "ImportError: ",
+    "[Errno": "OSError: ",
+}
+"""The class of an error that is quoted without it, by its first words."""
 WITHOUT = "Start without ["
 """The beginning of an advice that is none for a server that has none of the options."""
 _LINE = "@"
@@ -276,6 +282,11 @@ def known_failure(
     """
     if not texts:  # reading the table takes a tenth of a second
         return None
+    said = ""
+    if quoted := WORDS.of_worker.match(texts[0]):
+        said = quoted["said"]
+        said = next((name for begins, name in RAISED_BY_WORDS.items() if said.startswith(begins)), "") + said
+        texts = (said, *texts)
     beside: list[str] = []
     if WORDS.says_nothing.search(texts[0]):  # what another program or a library printed beside it may say more
         lines = context.nearby.splitlines()[::-1]
@@ -300,7 +311,7 @@ def known_failure(
                 continue
             if has_place and failure.file != PLACES and failure.basis == "guess" and not failure.frames:
                 continue
-            values = failure.values(text, frames, context)
+            values = failure.values(text, "" if text == said else frames, context)  # the frames are of the engine
             if values is None or not failure.applies_to(version, model):
                 continue
             told = _told(failure, values, bare(text) if text in beside else text, version, frames, context)

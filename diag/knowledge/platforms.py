@@ -182,7 +182,9 @@ def _experts(near: str, frames: str, platform: str, at: tuple[int, ...]) -> str:
     if platform not in ("cuda", "rocm", ""):
         return ""
     if at and at < (0, 17):
-        kind = "FP4" if re.search(r"(?i)nvfp4|mxfp4", near) else "FP8" if re.search(r"(?i)fp8", near) else "FP16"
+        kind = (
+            "FP4" if re.search(r"(?i)fp4", near + frames) else "FP8" if re.search(r"(?i)fp8", near + frames) else "FP16"
+        )
         return f"VLLM_USE_FLASHINFER_MOE_{kind}=0" if "flashinfer" in frames else ""
     is_triton = bool(re.search(r"triton_kernels|fused_moe/(?:fused_moe|gpt_oss_triton\w{0,20})\.py", frames))
     if platform == "rocm" and is_triton:

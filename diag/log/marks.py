@@ -65,6 +65,7 @@ class Marks(NamedTuple):
     colour: re.Pattern[str]
     torn: re.Pattern[str]
     begins: re.Pattern[str]
+    source: re.Pattern[str]
     own_line: re.Pattern[str]
     bare_colour: re.Pattern[str]
     returns: re.Pattern[str]

@@ -186,6 +186,38 @@ _PIECE = re.compile(
 )
 
 
+def by_source(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
+    """Return the lines of each server apart, with its name, if a file has those of several: several pods or services
+    stand before the lines, `tail` names several files, or one log with such heads is joined to another without.
+
+    A client can write any head into a log: heads count only before nearly all lines, or all at one end of the file.
+    """
+    heads = [MARKS.source.match(line.text[:LONGEST_HEAD]) for line in lines]
+    marked = [at for at, head in enumerate(heads) if head]
+    has_titles = bool(heads and heads[0] and heads[0]["title"])
+    at_end = bool(marked) and 4 * len(marked) >= len(lines) and (not marked[0] or marked[-1] == len(lines) - 1)
+    if not has_titles and (not at_end or len(marked) < NEARLY_ALL * (marked[-1] - marked[0] + 1)):
+        return [("", list(lines))]
+    groups: dict[str, list[Line]] = {}
+    name = ""
+    for line, head in zip(lines, heads, strict=True):
+        if head and head["title"]:
+            name = head["title"]
+            continue
+        if not has_titles:
+            name = (head["pod"] or head["service"]) if head else ""
+        groups.setdefault(name, []).append(line)
+    servers = {name: group for name, group in groups.items() if sum(map(_has_own, group)) >= FEWEST_HEADS}
+    if len(servers) < 2:
+        return [("", list(lines))]
+    others = [line for name, group in groups.items() if name not in servers for line in group]
+    return [(name, sorted([*group, *others])) for name, group in servers.items()]
+
+
+def _has_own(line: Line) -> bool:
+    return bool(MARKS.own_line.search(line.text[:LONGEST_HEAD]))
+
+
 def as_logged(lines: Sequence[Line]) -> list[Line]:
     """Return the lines as the server logged them, the oldest first; their numbers stay those of the paste."""
     bare = (Line(line.number, _without_colours(line.text)) for line in lines)

@@ -77,6 +77,8 @@ class ServerStates:
             self.cut_off("answers", at)
             if self.complaint is not None:
                 self.lines[ANSWERS] = self.complaint
+        elif request.status.startswith("4") and self.complaint is not None:
+            self.lines.setdefault(ANSWERS, self.complaint)  # an exception of the same request says more
         self.complaint = None
         if is_doubted:
             return

@@ -411,9 +411,9 @@ def _without_value(word: str, before: str) -> str:
 
     The argument's own name stays, since it is what is wrong, as does a word behind no argument, such as a subcommand.
     """
-    name, has_value, _ = word.partition("=")
+    name, has_value, value = word.partition("=")
     if not word.startswith("-"):
         return HIDDEN if before.startswith("-") and "=" not in before and not _NUMBER.fullmatch(word) else word
     if not (is_plain_name(name) or is_like_a_flag(name)):
         return f"--{HIDDEN}"
-    return f"{name}={HIDDEN}" if has_value else word
+    return f"{name}={HIDDEN}" if has_value and not _NUMBER.fullmatch(value) else word

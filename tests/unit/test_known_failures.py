@@ -469,7 +469,7 @@ def test_an_option_that_the_release_lacks_is_not_offered() -> None:
     assert "--no-async-scheduling" not in offered["0.8.5"]
     assert "--no-async-scheduling" in offered["0.32.0"]
     assert offered["0.8.5"].startswith("Upgrade vLLM (this server runs 0.8.5")
-    assert offered["0.32.0"].startswith("Start without --speculative-config")
+    assert offered["0.32.0"].startswith("Start with --no-async-scheduling")
 
 
 @pytest.mark.parametrize(

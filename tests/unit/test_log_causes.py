@@ -162,6 +162,11 @@ GRAMMAR = ENGINE.format(
     "Failed to advance FSM for request chatcmpl-9f34f0 for tokens 1576. Please file an issue.",
 )
 ASCEND = ["INFO 04-02 18:42:40 [__init__.py:46] - ascend -> vllm_ascend:register"]
+QUOTED = "RuntimeError: Worker failed with error '{}', please check the stack trace above for the root cause"
+NO_TEMPLATE = "ERROR 02-22 18:32:42 [serving_chat.py:147] Error in applying chat template from request: As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the tokenizer does not define one."
+UNSERVED = "(APIServer pid=1) ERROR 02-22 18:32:42 [serving_chat.py:147] Error with model error=ErrorInfo(message='The model `gpt-4o` does not exist.', type='NotFoundError', param='model', code=404)"
+UNSERVED_404 = '(APIServer pid=1) INFO:     10.0.0.7:51180 - "POST /v1/chat/completions HTTP/1.1" 404 Not Found'
+SERVING = ['(APIServer pid=1) INFO:     10.0.0.7:51180 - "POST /v1/chat/completions HTTP/1.1" 200 OK'] * 2
 WORKER_FAILED = "RuntimeError: Worker failed with error ''NoneType' object has no attribute 'size'', please check the stack trace above for the root cause"
 LORA_FAILS = [
     FRAME.format("vllm/lora/ops/triton_ops/lora_shrink_op.py", "_lora_shrink"),
@@ -414,7 +419,7 @@ def told(folder: Path, lines: list[str]) -> str:
         ([*STARTS, ENGINE.format("core.py:1", FRAME.format("vllm/v1/sample/ops/topk_topp_sampler.py", "flashinfer_sample")), FULL], "the sampler's memory", "weights were still loading"),
         ([*STARTS, GPU_FRAME, FULL], "the largest step", "sampler"),
         ([SCRIPT[0].replace("16384", "16384, 'model_impl': 'transformers'"), *STARTS, AUDIO[0], AUDIO[1]], "Start without --model-impl", "a defect"),
-        ([SCRIPT[0], *STARTS, AUDIO[0], AUDIO[1]], "a defect", "--model-impl"),
+        ([SCRIPT[0], *STARTS, AUDIO[0], AUDIO[1]], "no code of its own", "--model-impl"),
         # an NPU's advice needs an NPU's words
         ([*LMCACHE, LMCACHE[0].replace("DEBUG: Evicting 1 chunk from gpu memory", "WARNING: Failed to allocate memory for the KV cache."), *STARTS, ENGINE.format("core.py:1", FRAME.format("lmcache/v1/gpu_connector.py", "to_gpu")), ENGINE.format("core.py:1", "AttributeError: 'NoneType' object has no attribute 'tensor'")], "--kv-transfer-config", "NPU"),
         # the line below decides what native code says
@@ -425,6 +430,14 @@ def told(folder: Path, lines: list[str]) -> str:
         ([line.replace("AttributeError: F", "f") for line in LOOP], "Roll back", "transformers<5"),
         # the request's field that is wrong
         ([REFUSED, *FIELD, REFUSED], "tools.0.function.description is None", "roles and order"),
+        # a worker's error that only the engine quotes, by its own words; the server's own line beside refusals
+        ([*STARTS, ENGINE.format("core.py:1", FRAME.format("vllm/v1/executor/multiproc_executor.py", "get_response")), ENGINE.format("core.py:1", QUOTED.format("No plugins available for NIXL, cannot start transfers!"))], "finds none of its plugins", "executor"),
+        ([*STARTS, ENGINE.format("core.py:1", FRAME.format("vllm/v1/executor/multiproc_executor.py", "get_response")), ENGINE.format("core.py:1", QUOTED.format("the frobs differ in size"))], "the worker's own traceback", "plugins"),
+        ([NO_TEMPLATE, REFUSED] * 3, "defines no chat template", "Read the reason in the body"),
+        # what the model wrote, and a name that a client asks for; lines behind the last of a start; two layouts in one file
+        ([*SERVING, UNSERVED, UNSERVED_404], "GET /v1/models lists", "Mount or create"),
+        ([BEGUN, "(CELL HANGS HERE)"], "behind it stands '(CELL HANGS HERE)'", "failed"),
+        ([BEGUN], "The last line: ", "behind it"),
         # figures of the error
         ([SHORT.format(250000, "1.8", "0.35", 856)], "A length that fits would serve nobody", "Start with --max-model-len 856"),
         ([SHORT.format(262144, "24.0", "3.18", 34736)], "Start with --max-model-len 34736", "would serve nobody"),

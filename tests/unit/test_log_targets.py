@@ -19,7 +19,7 @@ from support.reports import judged_logs as judged
 from diag.core.errors import BadRecording, BadUsage
 from diag.diagnosis.report import Report
 from diag.log.parse_line import Line
-from diag.log.paste import as_logged
+from diag.log.paste import as_logged, by_source
 from diag.report.terminal import render
 
 OUT_OF_MEMORY = (LOGS / "v1_0.8.5_no_kv_memory.log").read_text(encoding="utf-8").splitlines()
@@ -800,3 +800,23 @@ def test_work_behind_a_death_refutes_it(tmp_path: Path, later: list[str], is_dea
     named = {found.diagnosis.incident.id for found in report.present}
     assert ("engine_dead" in named) == is_dead
     assert ("these lines are ignored" in told(report)) != is_dead
+
+
+def test_a_file_with_the_lines_of_several_servers_is_parted_by_server() -> None:
+    healthy = ["(APIServer pid=1) INFO 11-21 02:32:18 [launcher.py:1] text"] * 4
+    failed = ["(EngineCore pid=9) ERROR 11-21 02:33:18 [core.py:58] ValueError: text"] * 4
+    pods = [line for pair in zip(healthy, failed, strict=True) for line in pair]
+    of_pods = [f"[pod/vllm-{at % 2}/vllm] {line}" for at, line in enumerate(pods)]
+    of_services = [f"{'ab'[at % 2]}-1  | {line}" for at, line in enumerate(pods)]
+    joined = [*healthy, *(f"[pod/vllm-1/vllm] {line}" for line in failed)]
+    titled = ["==> prefill.log <==", *healthy, "", "==> decode.log <==", *failed]
+    forged = [*healthy, *(f"[pod/vllm-1/vllm] {line}" for line in failed[:3]), *healthy * 3]
+
+    def names(texts: list[str]) -> list[str]:
+        return [name for name, _ in by_source([Line(at, text) for at, text in enumerate(texts, 1)])]
+
+    assert names(of_pods) == ["pod/vllm-0/vllm", "pod/vllm-1/vllm"]
+    assert names(of_services) == ["a-1", "b-1"]
+    assert names(joined) == ["", "pod/vllm-1/vllm"]
+    assert names(titled) == ["prefill.log", "decode.log"]
+    assert names(forged) == names(healthy) == names([f"vllm-1  | {line}" for line in pods]) == [""]
