@@ -295,15 +295,16 @@ def _restarts(table: ScrapeTable) -> Iterator[str]:
     counters = [row for row, name in enumerate(names) if name.startswith(OWN) and name.endswith(("_total", "_count"))]
     answered = np.array([scrape.page is not None for scrape in table.scrapes], bool)
     times, values = table.times[answered], table.values[:, answered]
-    moved = steps(values[starts])
-    if (moved < 0).any():
-        why = "the process start time alternates"
+    moved, back = steps(values[starts]), (steps(values[counters]) < 0).any(axis=0)
+    in_turn = not starts and answered.all() and back.sum() > 2
+    if in_turn or (moved < 0).any():
+        why = f"its counters go back {back.sum()} times" if in_turn else "the process start time alternates"
         yield f"more than one server answers at {host} ({why}): scrape each by its own address"
         return
     restarted = (moved > 0).any(axis=0)
     if restarted.any():
         yield f"{host} restarted at {at(times[1:][restarted])} (process_start_time_seconds changed)"
-    fell = times[1:][(steps(values[counters]) < 0).any(axis=0) & ~restarted]
+    fell = times[1:][back & ~restarted]
     if len(fell) and starts:
         yield f"counters of {host} decreased at {at(fell)} without a restart"
     elif len(fell):
