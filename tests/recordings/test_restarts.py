@@ -125,11 +125,14 @@ def test_a_fault_that_ends_a_server_again_and_again_leads_the_loop(tmp_path: Pat
     begun = next(rewriting.scrapes("healthy"))[0]
     scrapes = [(begun + 4 * (at - begun), host, text) for at, host, text in rewriting.scrapes("healthy")]
     fault = {} if event == "assertion" else {event: -80.0}
-    before, after = log("ready", {}, 600, begun), log("ready", {}, -160, begun, engine_dead=-80, **fault)
+    before, down, after = (
+        log("ready", {}, silent, begun, **ends)
+        for silent, ends in ((600, {}), (600, {"engine_dead": -80, **fault}), (-160, {"engine_dead": -80, **fault}))
+    )
 
     def page(t: float, text: str) -> str:
         shown = "" if 80 <= t < 160 else rewriting.with_value(text, "process_start_time_seconds", f"{begun + (t > 80)}")
-        return shown + scenarios.text(t, shown, (after, crashed(3)) if t > 80 else (before, crashed(2)))
+        return shown + scenarios.text(t, shown, ((after if t >= 160 else down), crashed(3)) if t > 80 else (before,))
 
     pages = ((at, host, page(at - begun, text)) for at, host, text in scrapes)
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
