@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 
 from diag.core.incident import Condition, Incident, seconds
+from diag.core.metric_prefix import OWN
 from diag.core.subjects import Instants, median
 from diag.diagnosis.decision_table import LOOK, Episode, Reading, Trits, holds, runs
 from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked, with_severity
@@ -272,7 +273,27 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
         result[place] = diagnosis._replace(since=since, episodes=episodes)
         if diagnosis.state == "present":
             result[place] = _ended(result[place], queries)
-    return ranked(result)
+    return ranked([*_until_death(result, queries)])
+
+
+def _until_death(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterator[Diagnosis]:
+    """Yield the diagnoses; what only the page of an engine shows, and is no consequence of its death, ended with it."""
+    deaths = {each.server: each for each in diagnoses if each.incident.crash is not None and each.state == "present"}
+    for diagnosis in diagnoses:
+        death, incident = deaths.get(diagnosis.server), diagnosis.incident
+        died = death.since if death and death.ongoing and incident.id not in death.incident.explains else None
+        since, until = diagnosis.episodes[-1] if diagnosis.episodes else (None, 0.0)
+        lasts = diagnosis.is_alarming and diagnosis.ongoing and not incident.outage
+        if (
+            died
+            and lasts
+            and (since or 0.0) <= died < until
+            and all(OWN in expanded(condition.signal.promql) for condition in incident.symptoms)
+        ):
+            over = diagnosis._replace(ongoing=False, episodes=(*diagnosis.episodes[:-1], (since, died)))
+            yield with_severity(over, queries)
+        else:
+            yield diagnosis
 
 
 def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:

@@ -589,9 +589,7 @@ def test_memory_that_a_neighbour_held_by_design_or_gave_back_leads_no_out_of_mem
         (1_795_000_000 + t, "h:1", (page if t < 600 else "") + scenarios.text(t, page if t < 600 else "", (beside,)))
         for t in range(0, 700, 15)
     )
-    ran = found(
-        doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))])), "gpu_out_of_memory"
-    )
+    ran = found(doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))])), "gpu_out_of_memory")
     assert any("other process" in each.text for each in ran.proposals[:1]) is leads
     assert ("gpu_memory_contended" in {each.name for each in ran.diagnosis.refuted}) is not leads
 

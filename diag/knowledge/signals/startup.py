@@ -6,8 +6,9 @@ matter.
 Across an upgrade a quarter of an hour now is compared with one some time ago, when another release ran. ITL grows at
 most in proportion to the requests that share a step, so its ratio is divided by how many more run now, on average or at
 the peak: the rest is not due to load. Where requests come by chance, whether or not others have ended, a slower server
-holds more of them: there the ratio is divided by how many more tokens are generated, which is the load. While requests wait, the server generates at its capacity; if it once generated
-more, its capacity was higher. Times whose requests were longer or less cached are not compared.
+holds more of them: there the ratio is divided by how many more tokens are generated, which is the load. While requests
+wait, the server generates at its capacity; if it once generated more, its capacity was higher. Times whose requests
+were longer or less cached are not compared.
 """
 
 from diag.core import log_events as events
