@@ -235,11 +235,10 @@ def _with_fixes(
     requests fail, the exception that ended the last of them.
     """
     quoted, context = quotes(diagnosis, queries), ending.context if ending else NOTHING
-    lines = server.log.lines if server.log and diagnosis.incident.id == FAILING else ()
-    line = next((line for line in lines if line.event == ANSWERS), None)
+    line = _of_log(diagnosis, server.log) if server.log and not quoted else None
     if line and line.at >= (diagnosis.since or 0.0) - queries.source.interval:
         quoted = (Quote(line.text, line.file, line.number or None, line.process, "", line.frames),)
-        context = context._replace(phase=READY)
+        context = context._replace(phase=READY) if diagnosis.incident.id == FAILING else context
     if ending and not quoted:
         formulas = " ".join(expanded(condition.signal.promql) for condition in diagnosis.incident.conditions)
         counted = (line for line in ending.lines if re.search(rf"\b{line.event}\b", formulas))
@@ -294,6 +293,13 @@ def _with_fixes(
         quotes=decisive or quoted,
         failure=failure._replace(seen="") if failure and decisive else failure,
     )
+
+
+def _of_log(diagnosis: Diagnosis, log: LogEnding) -> EventLine | None:
+    """Return the line beside the pages that states the reason: of requests that fail, or of a server that has ended."""
+    if diagnosis.incident.id == FAILING:
+        return next((line for line in log.lines if line.event == ANSWERS), None)
+    return log.reason if diagnosis.incident.quotes and diagnosis.ongoing else None
 
 
 def _with_last_line(proposal: Proposal, log: LogEnding) -> Proposal:
