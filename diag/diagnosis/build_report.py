@@ -64,6 +64,8 @@ MOST_QUOTED, MOST_FOUND, MOST_REFUSED = 300, 60, 240
 """Characters of a line that is quoted for what it names, of one by which it is found again, and of a client's error
 beside its advice.
 """
+MUCH_EARLIER = 60.0
+"""Seconds before requests fail in numbers in which an exception may be the first of them."""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 
@@ -236,7 +238,7 @@ def _with_fixes(
     """
     quoted, context = quotes(diagnosis, queries), ending.context if ending else NOTHING
     line = _of_log(diagnosis, server.log) if server.log and not quoted else None
-    if line and line.at >= (diagnosis.since or 0.0) - queries.source.interval:
+    if line:
         quoted = (Quote(line.text, line.file, line.number or None, line.process, "", line.frames),)
         context = context._replace(phase=READY) if diagnosis.incident.id == FAILING else context
     if ending and not quoted:
@@ -298,7 +300,8 @@ def _with_fixes(
 def _of_log(diagnosis: Diagnosis, log: LogEnding) -> EventLine | None:
     """Return the line beside the pages that states the reason: of requests that fail, or of a server that has ended."""
     if diagnosis.incident.id == FAILING:
-        return next((line for line in log.lines if line.event == ANSWERS), None)
+        began = (diagnosis.since or 0.0) - MUCH_EARLIER
+        return next((line for line in log.lines if line.event == ANSWERS and line.at >= began), None)
     return log.reason if diagnosis.incident.quotes and diagnosis.ongoing else None
 
 
