@@ -4,11 +4,11 @@ While a planned operation is under way, a server answers nothing or stands still
 matter.
 
 Across an upgrade a quarter of an hour now is compared with one some time ago, when another release ran. ITL grows at
-most in proportion to the requests that share a step, so its ratio is divided by how many more run now, on average or at
-the peak: the rest is not due to load. Where requests come by chance, whether or not others have ended, a slower server
-holds more of them: there the ratio is divided by how many more tokens are generated, which is the load. While requests
-wait, the server generates at its capacity; if it once generated more, its capacity was higher. Times whose requests
-were longer or less cached are not compared.
+most in proportion to the requests that share a step, so its ratio is divided by the growth of their 90th percentile:
+the rest is not due to load. Where requests come by chance, whether or not others have ended, a slower server holds more
+of them: there the ratio is divided by how many more tokens are generated, which is the load. While requests wait, the
+server generates at its capacity; if it once generated more, its capacity was higher. Times whose requests were longer
+or less cached are not compared.
 """
 
 from diag.core import log_events as events
@@ -74,14 +74,12 @@ def _since(ago: str) -> str:
         ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)
         (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))
         unless on (instance, version) $release[{SPAN}] offset {ago}
-    running_growth_since_{ago}: ratio = {_change("running_average", ago)}
-    peak_growth_since_{ago}: ratio = {_change("running_highest", ago)}
     load_growth_since_{ago}: ratio =
         {_change("output_tokens", ago)} <= {SAME_LOAD} and $comes_by_chance[{SPAN}]
     # growth of ITL beyond what more requests in a step explain; unknown if there are many more at more load
     slower_decode_since_{ago}: ratio =
         {_change("seconds_per_token", ago)} / clamp_min($load_growth_since_{ago}
-        or ($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}) <= {MOST_REQUESTS}, 1)
+        or {_change("running_often", ago)} <= {MOST_REQUESTS}, 1)
     # the least factor by which tokens/s fell: requests wait all the time, so that the server runs at capacity
     lower_throughput_since_{ago}: ratio =
         $output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1
