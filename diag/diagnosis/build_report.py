@@ -64,8 +64,8 @@ MOST_QUOTED, MOST_FOUND, MOST_REFUSED = 300, 60, 240
 """Characters of a line that is quoted for what it names, of one by which it is found again, and of a client's error
 beside its advice.
 """
-MUCH_EARLIER = 60.0
-"""Seconds before requests fail in numbers in which an exception may be the first of them."""
+FIRST = 60.0
+"""Seconds before many requests fail in which an exception may be that of the first."""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 
@@ -134,16 +134,10 @@ def build_report(
 
 def _with_log(why: NotJudged, running: Mapping[str, Running]) -> NotJudged:
     """Return a reason that tells to look into the log with the last line of it, if it is there."""
-    log = (
-        running.get(instance_name(why.subject), Running()).log
-        if why.subject and re.search(r"\blog\b", why.why)
-        else None
-    )
-    return (
-        why._replace(why=WHY["log_ends"].format(why=why.why, at=clock(log.at), last=log.last))
-        if log and log.last
-        else why
-    )
+    log = running.get(instance_name(why.subject), Running()).log if why.subject else None
+    if log is None or not log.last or not re.search(r"\blog\b", why.why):
+        return why
+    return why._replace(why=WHY["log_ends"].format(why=why.why, at=clock(log.at), last=log.last))
 
 
 def _several(queries: QueryCache) -> Iterator[NotJudged]:
@@ -231,21 +225,9 @@ def _findings(
 def _with_fixes(
     diagnosis: Diagnosis, queries: QueryCache, server: Running, model: str, ending: LogEnding | None
 ) -> Finding:
-    """Return a present incident with its fixes, and the log line that shows it.
-
-    Of a log that is read alone, that line is the newest with an event that the incident's symptoms count; where
-    requests fail, the exception that ended the last of them.
-    """
-    quoted, context = quotes(diagnosis, queries), ending.context if ending else NOTHING
-    line = _of_log(diagnosis, server.log) if server.log and not quoted else None
-    if line:
-        quoted = (Quote(line.text, line.file, line.number or None, line.process, "", line.frames),)
-        context = context._replace(phase=READY) if diagnosis.incident.id == FAILING else context
-    if ending and not quoted:
-        formulas = " ".join(expanded(condition.signal.promql) for condition in diagnosis.incident.conditions)
-        counted = (line for line in ending.lines if re.search(rf"\b{line.event}\b", formulas))
-        if newest := max(counted, key=lambda line: line.at, default=None):
-            quoted = (Quote(newest.text, newest.file, newest.number or None, newest.process, "", newest.frames),)
+    """Return a present incident with its fixes, and the log line that shows it."""
+    quoted, is_of_request = _quoted(diagnosis, queries, server.log, ending), diagnosis.incident.id == FAILING
+    context = ending.context if ending else NOTHING._replace(phase=READY * is_of_request)
     if is_on_rocm(diagnosis, queries, quoted):
         look_alikes = tuple(map(look_alike_on_rocm, diagnosis.open))
         diagnosis = diagnosis._replace(incident=incident_on_rocm(diagnosis.incident), open=look_alikes)
@@ -297,12 +279,23 @@ def _with_fixes(
     )
 
 
-def _of_log(diagnosis: Diagnosis, log: LogEnding) -> EventLine | None:
-    """Return the line beside the pages that states the reason: of requests that fail, or of a server that has ended."""
-    if diagnosis.incident.id == FAILING:
-        began = (diagnosis.since or 0.0) - MUCH_EARLIER
-        return next((line for line in log.lines if line.event == ANSWERS and line.at >= began), None)
-    return log.reason if diagnosis.incident.quotes and diagnosis.ongoing else None
+def _quoted(
+    diagnosis: Diagnosis, queries: QueryCache, log: LogEnding | None, ending: LogEnding | None
+) -> tuple[Quote, ...]:
+    """Return the line of a log that shows a present incident.
+
+    Of a log that is read alone, it is the newest with an event that the incident's symptoms count; of one beside pages
+    the last exception that ended a request, where requests fail, and of a server that has ended what is last in it.
+    """
+    lines, began = [*log.lines] if log and diagnosis.incident.id == FAILING else [], (diagnosis.since or 0.0) - FIRST
+    reasons = [line for line in lines if line.event == ANSWERS and line.at >= began]
+    reasons += [log.reason] if log and log.reason and diagnosis.incident.quotes and diagnosis.ongoing else []
+    if ending:
+        formulas = " ".join(expanded(condition.signal.promql) for condition in diagnosis.incident.conditions)
+        reasons = [line for line in ending.lines if re.search(rf"\b{line.event}\b", formulas)]
+    line = max(reasons, key=lambda line: line.at, default=None)
+    told = (Quote(line.text, line.file, line.number or None, line.process, "", line.frames),) if line else ()
+    return quotes(diagnosis, queries) or told
 
 
 def _with_last_line(proposal: Proposal, log: LogEnding) -> Proposal:

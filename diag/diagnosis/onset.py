@@ -278,22 +278,16 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
 
 def _until_death(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterator[Diagnosis]:
     """Yield the diagnoses; what only the page of an engine shows, and is no consequence of its death, ended with it."""
-    deaths = {each.server: each for each in diagnoses if each.incident.crash is not None and each.state == "present"}
-    for diagnosis in diagnoses:
-        death, incident = deaths.get(diagnosis.server), diagnosis.incident
-        died = death.since if death and death.ongoing and incident.id not in death.incident.explains else None
-        since, until = diagnosis.episodes[-1] if diagnosis.episodes else (None, 0.0)
-        lasts = diagnosis.is_alarming and diagnosis.ongoing and not incident.outage
-        if (
-            died
-            and lasts
-            and (since or 0.0) <= died < until
-            and all(OWN in expanded(condition.signal.promql) for condition in incident.symptoms)
-        ):
-            over = diagnosis._replace(ongoing=False, episodes=(*diagnosis.episodes[:-1], (since, died)))
-            yield with_severity(over, queries)
+    deaths = {each.server: each for each in diagnoses if each.incident.crash is not None and each.ongoing}
+    for one in diagnoses:
+        death, lasts = deaths.get(one.server), one.is_alarming and one.ongoing and not one.incident.outage
+        died = death.since if death and lasts and one.incident.id not in death.incident.explains else None
+        by_page = died and all(OWN in expanded(symptom.signal.promql) for symptom in one.incident.symptoms)
+        if died and by_page and (one.episodes[-1][0] or 0.0) <= died:
+            episodes = (*one.episodes[:-1], (one.episodes[-1][0], died))
+            yield with_severity(one._replace(ongoing=False, episodes=episodes), queries)
         else:
-            yield diagnosis
+            yield one
 
 
 def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:

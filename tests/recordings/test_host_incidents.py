@@ -574,7 +574,7 @@ def test_memory_that_another_process_took_leads_when_the_engine_has_died_for_wan
 def test_memory_that_a_neighbour_held_by_design_or_gave_back_leads_no_out_of_memory(
     tmp_path: Path, before: float, after: float, leads: bool
 ) -> None:
-    """Of 80 GiB, vLLM plans with 90 %: beside 9 GiB it would not have started, so that those came later."""
+    """VLLM plans with 90 % of 80 GiB: beside 9 GiB it would not have started, so that those came later."""
     alive = [gpu(**{"process_memory_bytes:7,other,": held * scenarios.GIB or None}) for held in (before, after)]
     gone = {"process_memory_bytes:100,worker,0": None, "process_memory_bytes:7,other,": after * scenarios.GIB or None}
     quiet, died = log("ready", {}, 0, start=1_795_000_000), log("ready", {}, start=1_795_000_600, cuda_out_of_memory=0)

@@ -40,7 +40,7 @@ def test_the_slower_release_is_named_with_its_factor_and_the_settings_that_chang
 
 @pytest.mark.parametrize(("slower", "state"), [(1.5, "present"), (1.1, "absent")])
 def test_a_slower_release_holds_more_requests_of_the_same_load(tmp_path: Path, slower: float, state: str) -> None:
-    """As many arrive, and each takes longer: three quarters more run at once."""
+    """Requests arrive as before, and each takes longer: three quarters more run at once."""
     pages, limits = [], Limits()
     for release, begun, factor in (("0.31.0", 0, 1.0), ("0.32.0", 2700, slower)):
         engine = Engine(replace(limits, step=factor * limits.step, each=factor * limits.each), START + begun)
