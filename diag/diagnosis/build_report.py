@@ -64,8 +64,6 @@ MOST_QUOTED, MOST_FOUND, MOST_REFUSED = 300, 60, 240
 """Characters of a line that is quoted for what it names, of one by which it is found again, and of a client's error
 beside its advice.
 """
-FIRST = 60.0
-"""Seconds before many requests fail in which an exception may be that of the first."""
 TIMED = ("startup_slow",)
 """Incidents that are defined by elapsed time: a log that has ended cannot show them."""
 
@@ -287,8 +285,8 @@ def _quoted(
     Of a log that is read alone, it is the newest with an event that the incident's symptoms count; of one beside pages
     the last exception that ended a request, where requests fail, and of a server that has ended what is last in it.
     """
-    lines, began = [*log.lines] if log and diagnosis.incident.id == FAILING else [], (diagnosis.since or 0.0) - FIRST
-    reasons = [line for line in lines if line.event == ANSWERS and line.at >= began]
+    lines, since = log.lines if log and diagnosis.incident.id == FAILING else (), diagnosis.since or 0.0
+    reasons = [line for line in lines if line.event == ANSWERS and line.at >= since - 4 * queries.source.interval]
     reasons += [log.reason] if log and log.reason and diagnosis.incident.quotes and diagnosis.ongoing else []
     if ending:
         formulas = " ".join(expanded(condition.signal.promql) for condition in diagnosis.incident.conditions)

@@ -394,8 +394,7 @@ def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
 def _explain(diagnoses: list[Diagnosis]) -> Iterator[Diagnosis]:
     """Nest each present incident under its cause: if there are several, under one that has no cause itself.
 
-    A cause goes on while the outage does that it brought about: a server that the kernel has killed is still down, and
-    one that crashes again and again does so for the reason of its last crash.
+    A cause goes on while the outage or the crash loop does that it brought about: a killed server is still down.
     """
     present = SubjectIndex((diagnosis.subject, diagnosis) for diagnosis in diagnoses if diagnosis.state == "present")
     causes = {
