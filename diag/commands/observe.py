@@ -147,7 +147,8 @@ def running_of(observation: Observation, instance: str) -> Running:
     config = observation.settled.get(instance)
     is_complete = config is not None and not config.incomplete
     version, launch = observation.versions.get(instance, ""), observation.launch.get(instance, "")
-    return Running(version, launch, is_complete, observation.exported_by.get(instance, ("", "")))
+    exported, log = observation.exported_by.get(instance, ("", "")), observation.logs.get(instance)
+    return Running(version, launch, is_complete, exported, log)
 
 
 # -- commands that only keep or print what was observed ----------------------------------------------------------------

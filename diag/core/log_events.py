@@ -149,7 +149,7 @@ class LogEnding(NamedTuple):
     `is_still`: the server was at work, and its last stats line reports requests and no token. `waits` is the line of an
     engine at work whose ranks wait for each other, and behind which it has generated no token. `is_timed` is false if
     no line has a time: `at` is then that of the file. `goes_on`: another server in the same log is at work behind the
-    failed start.
+    failed start. `reason` is the line that explains the failure.
     """
 
     state: LogState
@@ -173,3 +173,4 @@ class LogEnding(NamedTuple):
     waits: str = ""
     is_timed: bool = True
     goes_on: bool = False
+    reason: EventLine | None = None

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from diag.core.contract import SLOS, Contract
-from diag.core.formatting import listed, plural, printable, quantity
+from diag.core.formatting import clock, listed, plural, printable, quantity
 from diag.core.incident import RANK, Incident
 from diag.core.incident import judged as by_judgement
 from diag.core.log_events import ANSWERS, READY, EventLine, LogContext, LogEnding
@@ -16,7 +16,7 @@ from diag.diagnosis.diagnose import Diagnosis, Quote, diagnose, quotes, ranked
 from diag.diagnosis.health import OF_A_LOG, HealthEvidence, health
 from diag.diagnosis.onset import begun, by_scrapes, dated
 from diag.diagnosis.progress import FAILED, INSTANCE, REASONS, NotJudged, Progress, judge
-from diag.diagnosis.proposals import Running, by_failure, by_search, is_on_rocm, propose
+from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, verdict_of
@@ -108,7 +108,8 @@ def build_report(
     seen = health(certain, progress, queries, observed.not_measured)
     seen = seen._replace(ignored=tuple(diagnosis for diagnosis in present if diagnosis.incident.id in ignored))
     not_judged = (
-        *(*unknown, *mixed, *several),
+        *(_with_log(why, running) for why in unknown),
+        *(*mixed, *several),
         *_not_judged(diagnoses, judged, is_dead=is_dead),
         *_accepted_outages(seen, progress, present),
     )
@@ -127,6 +128,14 @@ def build_report(
         gone=tuple(sorted(queries.gone)),
         ceilings=ceiling_shares(queries) if with_ceilings else (),
     )
+
+
+def _with_log(why: NotJudged, running: Mapping[str, Running]) -> NotJudged:
+    """Return a reason that tells to look into the log with the last line of it, if it is there."""
+    log = running.get(instance_name(why.subject), Running()).log if why.subject else None
+    if log is None or not log.last or not re.search(r"\blog\b", why.why):
+        return why
+    return why._replace(why=WHY["log_ends"].format(why=why.why, at=clock(log.at), last=log.last))
 
 
 def _several(queries: QueryCache) -> Iterator[NotJudged]:
@@ -214,21 +223,16 @@ def _findings(
 def _with_fixes(
     diagnosis: Diagnosis, queries: QueryCache, server: Running, model: str, ending: LogEnding | None
 ) -> Finding:
-    """Return a present incident with its fixes, and the log line that shows it.
-
-    Of a log that is read alone, that line is the newest with an event that the incident's symptoms count.
-    """
-    quoted = quotes(diagnosis, queries)
-    if ending and not quoted:
-        formulas = " ".join(expanded(condition.signal.promql) for condition in diagnosis.incident.conditions)
-        counted = (line for line in ending.lines if re.search(rf"\b{line.event}\b", formulas))
-        if newest := max(counted, key=lambda line: line.at, default=None):
-            quoted = (Quote(newest.text, newest.file, newest.number or None, newest.process, "", newest.frames),)
+    """Return a present incident with its fixes, and the log line that shows it."""
+    quoted, is_of_request = _quoted(diagnosis, queries, server.log, ending), diagnosis.incident.id == FAILING
+    context = ending.context if ending else NOTHING._replace(phase=READY * is_of_request)
     if is_on_rocm(diagnosis, queries, quoted):
         look_alikes = tuple(map(look_alike_on_rocm, diagnosis.open))
         diagnosis = diagnosis._replace(incident=incident_on_rocm(diagnosis.incident), open=look_alikes)
     follows = diagnosis.explained_by is not None and not diagnosis.primary
     fixes = () if follows else propose(diagnosis, queries, server, quoted)  # what mends a consequence is its cause
+    if server.log and server.log.last and not quoted:
+        fixes = tuple(_with_last_line(each, server.log) if READS.match(each.fix.command) else each for each in fixes)
     linted = lint_findings(server, quoted) if diagnosis.incident.lints else ()
     if linted:  # first the proposals without a restart, which only read
         fixes = tuple(sorted((*linted, *fixes), key=lambda proposal: proposal.fix.restart))
@@ -237,7 +241,7 @@ def _with_fixes(
     if ending and texts and texts[0][:MOST_SEEN] == ending.context.error[:MOST_SEEN]:  # a quotation is cut
         texts[0] = ending.context.error
     frames = quoted[0].frames if quoted else ""
-    failure = known_failure(texts, server.version, model, frames, ending.context if ending else NOTHING)
+    failure = known_failure(texts, server.version, model, frames, context)
     if ending and not texts and diagnosis.incident.lints:  # no line says why: what the last lines complain of may
         failure = told_by_vllm(ending.context, server.version)
         failure = failure._replace(basis="guess") if failure else None
@@ -271,6 +275,31 @@ def _with_fixes(
         quotes=decisive or quoted,
         failure=failure._replace(seen=seen) if failure and decisive else failure,
     )
+
+
+def _quoted(
+    diagnosis: Diagnosis, queries: QueryCache, log: LogEnding | None, ending: LogEnding | None
+) -> tuple[Quote, ...]:
+    """Return the line of a log that shows a present incident.
+
+    Of a log that is read alone, it is the newest with an event that the incident's symptoms count; of one beside pages
+    the last exception that ended a request, where requests fail, and of a server that has ended what is last in it.
+    """
+    lines, since = log.lines if log and diagnosis.incident.id == FAILING else (), diagnosis.since or 0.0
+    reasons = [line for line in lines if line.event == ANSWERS and line.at >= since - 4 * queries.source.interval]
+    reasons += [log.reason] if log and log.reason and diagnosis.incident.quotes and diagnosis.ongoing else []
+    if ending:
+        formulas = " ".join(expanded(condition.signal.promql) for condition in diagnosis.incident.conditions)
+        reasons = [line for line in ending.lines if re.search(rf"\b{line.event}\b", formulas)]
+    line = max(reasons, key=lambda line: line.at, default=None)
+    told = (Quote(line.text, line.file, line.number or None, line.process, "", line.frames),) if line else ()
+    return quotes(diagnosis, queries) or told
+
+
+def _with_last_line(proposal: Proposal, log: LogEnding) -> Proposal:
+    """Return a proposal to read the log with the line in which it ends: no line of it tells the reason."""
+    said = WHY["log_gives_no_reason"].format(at=clock(log.at), last=log.last)
+    return proposal._replace(name="dmesg -T | tail -100", text=said)
 
 
 def _decisive(quoted: Sequence[Quote], line: str, context: LogContext) -> tuple[Quote, ...]:

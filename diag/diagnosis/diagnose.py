@@ -21,6 +21,7 @@ from diag.diagnosis.query_cache import QueryCache, Window
 from diag.knowledge.health import LIVES
 
 LAST_LINE = "max by ($by) (last_over_time(diag_vllm_log_last_line_timestamp_seconds[$window]))"
+CRASH_LOOP = "crash_loop"
 State = Literal["present", "absent", "unknown"]
 
 STATES: dict[int, State] = {1: "present", 0: "absent", -1: "unknown"}
@@ -393,7 +394,7 @@ def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
 def _explain(diagnoses: list[Diagnosis]) -> Iterator[Diagnosis]:
     """Nest each present incident under its cause: if there are several, under one that has no cause itself.
 
-    A cause goes on while the outage does that it brought about: a server that the kernel has killed is still down.
+    A cause goes on while the outage or the crash loop does that it brought about: a killed server is still down.
     """
     present = SubjectIndex((diagnosis.subject, diagnosis) for diagnosis in diagnoses if diagnosis.state == "present")
     causes = {
@@ -416,7 +417,8 @@ def _explain(diagnoses: list[Diagnosis]) -> Iterator[Diagnosis]:
             if effect.incident.burns and is_over and effect.instants[-1] - effect.episodes[-1][1] <= RECENT:
                 worst = "warning"
             caused[id(cause)] = max(caused.get(id(cause), "info"), worst, key=RANK.__getitem__)
-            if effect.incident.outage and effect.ongoing and (effect.since or -math.inf) <= cause.episodes[-1][1]:
+            lasts = effect.ongoing and (effect.incident.outage or effect.incident.id == CRASH_LOOP)
+            if lasts and (effect.since or -math.inf) <= cause.episodes[-1][1]:
                 lasting.add(id(cause))
     for diagnosis in diagnoses:
         goes_on, why = id(diagnosis) in lasting, best.get(id(diagnosis))

@@ -2,12 +2,13 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 
 from diag.core.incident import Condition, Incident, seconds
+from diag.core.metric_prefix import OWN
 from diag.core.subjects import Instants, median
 from diag.diagnosis.decision_table import LOOK, Episode, Reading, Trits, holds, runs
 from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked, with_severity
@@ -272,7 +273,21 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
         result[place] = diagnosis._replace(since=since, episodes=episodes)
         if diagnosis.state == "present":
             result[place] = _ended(result[place], queries)
-    return ranked(result)
+    return ranked([*_until_death(result, queries)])
+
+
+def _until_death(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterator[Diagnosis]:
+    """Yield the diagnoses; what only the page of an engine shows, and is no consequence of its death, ended with it."""
+    deaths = {each.server: each for each in diagnoses if each.incident.crash is not None and each.ongoing}
+    for one in diagnoses:
+        death, lasts = deaths.get(one.server), one.is_alarming and one.ongoing and not one.incident.outage
+        died = death.since if death and lasts and one.incident.id not in death.incident.explains else None
+        by_page = died and all(OWN in expanded(symptom.signal.promql) for symptom in one.incident.symptoms)
+        if died and by_page and (one.episodes[-1][0] or 0.0) <= died:
+            episodes = (*one.episodes[:-1], (one.episodes[-1][0], died))
+            yield with_severity(one._replace(ongoing=False, episodes=episodes), queries)
+        else:
+            yield one
 
 
 def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:

@@ -15,6 +15,7 @@ from urllib.parse import quote_plus
 from diag.core.errors import BadUsage
 from diag.core.formatting import printable, quantity
 from diag.core.incident import Fix, Signal, documented, judged
+from diag.core.log_events import LogEnding
 from diag.core.subjects import Subject
 from diag.diagnosis.decision_table import COMPARE
 from diag.diagnosis.diagnose import Diagnosis, Quote, culprits
@@ -131,13 +132,15 @@ class Running(NamedTuple):
     """The facts of a server beyond its samples: vLLM's version ("" unknown) and its launch command.
 
     `whole` is whether all settings that were made are known, so that any other setting has its release's default.
-    `exported_by` are the first and the last release that have the metrics of its page.
+    `exported_by` are the first and the last release that have the metrics of its page; `log` is how the log
+    beside its pages ends.
     """
 
     version: str = ""
     launch: str = ""
     whole: bool = False
     exported_by: tuple[str, str] = ("", "")
+    log: LogEnding | None = None
 
 
 def propose(

@@ -286,7 +286,7 @@ class HostPage(Generic[P]):
             yield "diag_vllm_health_unanswered", (), 1
         if self._last_up:
             yield "diag_vllm_last_up_timestamp_seconds", (), self._last_up
-        facts = self._host.completed(scraped.facts if scraped else ServerFacts())
+        facts = self._host.completed(scraped.facts if scraped else ServerFacts())._replace(log_ending=None)
         config: Config = scraped.config if scraped else {}
         if (up, config, facts) != self._known:  # computed only if it changes: Prometheus is waiting
             self._known, settled = (up, config, facts), settle(config, facts)

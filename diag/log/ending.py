@@ -76,6 +76,7 @@ class EndJudge:
             is_still=state == "serving" and load.is_still,
             waits=run.rank_waits if state in ("serving", "lost") else "",
             goes_on=state == "failed" and run.signs >= FEWEST_SIGNS,
+            reason=self._states.root_cause.line,
         )
 
     def finish(self, cut_short: ErrorLine | None) -> None:

@@ -100,6 +100,7 @@ class ServerLog:
             log={**config.numbers, **config.words},
             log_whole=config.has_all_args,
             platform=config.platform,
+            log_ending=self.ending,
         )
 
     def feed(self, line: str, read_at: float, live: bool = True, number: int = 0) -> None:

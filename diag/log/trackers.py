@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import inf
 
 from diag.core.formatting import printable
-from diag.core.log_events import LOG_EVENTS, READY, WARM_UP
+from diag.core.log_events import LOG_EVENTS, READY, WARM_UP, EventLine
 from diag.core.metric_families import Sample
 from diag.log.corroboration import RESOLUTION, SURVIVED
 from diag.log.marks import MARKS
@@ -365,6 +365,13 @@ class RootCauseTracker:
     def number(self) -> int:
         """Return the number of the line in the log, 0 if unknown."""
         return self._told.number if self._told is not None and self._ended else 0
+
+    @property
+    def line(self) -> EventLine | None:
+        """Return the line that explains the failure."""
+        error = self._told if self._ended else None
+        texts = (quote(error.text, MOST_TEXT), self._file, error.number, error.process, error.at) if error else None
+        return EventLine(error.event, *texts, quote(error.frames, MOST_TEXT)) if error and texts else None
 
     @property
     def has_reason(self) -> bool:

@@ -90,7 +90,7 @@ class Observation(SampleSource):
     `models` and `launch` (without secrets) if they are known. mixed: by instance, a metric of vLLM or its exporter that
     lacks the label that tells its series apart. endings: by instance, how a log ends that is the only evidence.
     containers: by instance, the containers of a Kubernetes cluster that run. exported_by: by instance, the first and
-    the last release that have the metrics of its pages.
+    the last release that have the metrics of its pages. logs: by instance, how the log beside the pages ends.
     """
 
     source: Literal["recording", "scrape", "log"]
@@ -108,6 +108,7 @@ class Observation(SampleSource):
     endings: Mapping[str, LogEnding] = field(default_factory=dict)
     containers: Mapping[str, PodContainer] = field(default_factory=dict)
     exported_by: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    logs: Mapping[str, LogEnding] = field(default_factory=dict)
 
 
 class Origin(NamedTuple):
@@ -159,6 +160,7 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         settled=settled,
         mixed=_stated({table.instance: table.mixed for table in tables}),
         exported_by={table.instance: exported_by({labels["__name__"] for labels in table.labels}) for table in tables},
+        logs={name: server.log_ending for name, server in facts.items() if server.log_ending},
     )
 
 
@@ -295,15 +297,16 @@ def _restarts(table: ScrapeTable) -> Iterator[str]:
     counters = [row for row, name in enumerate(names) if name.startswith(OWN) and name.endswith(("_total", "_count"))]
     answered = np.array([scrape.page is not None for scrape in table.scrapes], bool)
     times, values = table.times[answered], table.values[:, answered]
-    moved = steps(values[starts])
-    if (moved < 0).any():
-        why = "the process start time alternates"
+    moved, back = steps(values[starts]), (steps(values[counters]) < 0).any(axis=0)
+    in_turn = not starts and answered.all() and back.sum() > 2
+    if in_turn or (moved < 0).any():
+        why = f"its counters go back {back.sum()} times" if in_turn else "the process start time alternates"
         yield f"more than one server answers at {host} ({why}): scrape each by its own address"
         return
     restarted = (moved > 0).any(axis=0)
     if restarted.any():
         yield f"{host} restarted at {at(times[1:][restarted])} (process_start_time_seconds changed)"
-    fell = times[1:][(steps(values[counters]) < 0).any(axis=0) & ~restarted]
+    fell = times[1:][back & ~restarted]
     if len(fell) and starts:
         yield f"counters of {host} decreased at {at(fell)} without a restart"
     elif len(fell):

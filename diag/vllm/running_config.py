@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from diag.core.declarations import PACKAGE, read
 from diag.core.errors import BadUsage
 from diag.core.formatting import GIB, flag_integer, printable
+from diag.core.log_events import LogEnding
 from diag.vllm.command import redaction
 from diag.vllm.command.command import Command
 from diag.vllm.command.container import inner, items
@@ -187,7 +188,8 @@ class ServerFacts(NamedTuple):
     `root` is the model's folder or id in /v1/models; `process` is the command of the server's process, if that was
     found; `launch` is the command that the user gave; `log_whole` is True if the log has everything that was set;
     `platform` is vLLM's own word for its hardware, rocm for example, as it logs it; `releases` are those that ran one
-    after the other, with the unix times of their starts, if its log shows an upgrade.
+    after the other, with the unix times of their starts, if its log shows an upgrade; `log_ending` is the state
+    in which its log ends.
     """
 
     version: str = ""
@@ -201,6 +203,7 @@ class ServerFacts(NamedTuple):
     root: str = ""
     platform: str = ""
     releases: tuple[tuple[float, str], ...] = ()
+    log_ending: LogEnding | None = None
 
 
 class SourcedValue(NamedTuple):

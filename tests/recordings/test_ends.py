@@ -298,6 +298,8 @@ def test_ranks_without_their_label_are_several_servers(tmp_path: Path) -> None:
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
     assert report.verdict == "unknown"
     assert any("two servers answer" in why.why for why in report.not_judged)
+    (note,) = (note for note in report.observed.notes if "counters" in note)
+    assert "more than one server answers" in note
 
 
 def test_counters_that_go_back_in_one_process_are_two_servers(tmp_path: Path) -> None:

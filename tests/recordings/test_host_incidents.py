@@ -567,6 +567,33 @@ def test_memory_that_another_process_took_leads_when_the_engine_has_died_for_wan
     assert ("gpu_memory_contended" in {each.name for each in ran.diagnosis.refuted}) is not leads
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "leads"),
+    [(5, 5, False), (8, 0, False), (8, 1, False), (2, 9, True), (0, 9, True), (9, 9, True)],
+)
+def test_memory_that_a_neighbour_held_by_design_or_gave_back_leads_no_out_of_memory(
+    tmp_path: Path, before: float, after: float, leads: bool
+) -> None:
+    """VLLM plans with 90 % of 80 GiB: beside 9 GiB it would not have started, so that those came later."""
+    alive = [gpu(**{"process_memory_bytes:7,other,": held * scenarios.GIB or None}) for held in (before, after)]
+    gone = {"process_memory_bytes:100,worker,0": None, "process_memory_bytes:7,other,": after * scenarios.GIB or None}
+    quiet, died = log("ready", {}, 0, start=1_795_000_000), log("ready", {}, start=1_795_000_600, cuda_out_of_memory=0)
+
+    def beside(t: float) -> Iterable[Sample]:
+        yield from (gpu(serving=0, **gone) if t >= 600 else alive[t >= 400])(t)
+        yield from (died if t >= 600 else quiet)(t)
+        yield from config(gpu_memory_utilization=0.9)(t)
+
+    *_, (_, _, page) = rewriting.scrapes(HEALTHY)
+    pages = (
+        (1_795_000_000 + t, "h:1", (page if t < 600 else "") + scenarios.text(t, page if t < 600 else "", (beside,)))
+        for t in range(0, 700, 15)
+    )
+    ran = found(doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))])), "gpu_out_of_memory")
+    assert any("other process" in each.text for each in ran.proposals[:1]) is leads
+    assert ("gpu_memory_contended" in {each.name for each in ran.diagnosis.refuted}) is not leads
+
+
 SHARE, SIZE = {"--gpu-memory-utilization": 0.91}, {"--max-cudagraph-capture-size": 256}
 
 

@@ -88,6 +88,18 @@ def test_short_pauses_in_every_third_answer_are_no_health(tmp_path: Path, every:
     assert (report.verdict, found(report, INCIDENT).diagnosis.severity) == ("warning", "warning")
 
 
+@pytest.mark.parametrize("every", [5, 15])
+def test_long_prompts_of_a_server_that_died_are_over(tmp_path: Path, every: float) -> None:
+    pages = [
+        (at, host, text if at < BEGUN + 700 else "")
+        for at, host, text in simulated(tuple(range(660, 700, 8)), 900)
+        if (at - BEGUN) % every == 0
+    ]
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    dead, pauses = (found(report, name).diagnosis for name in ("engine_dead", INCIDENT))
+    assert (dead.primary, dead.ongoing, pauses.severity, pauses.end) == (True, True, "info", dead.since)
+
+
 HEALTHY: dict[str, tuple[list[float], dict[str, float]]] = {
     "one in an hour": ([1000], {"end": 3600}),
     "five at once, every ten minutes": ([at + k / 5 for at in (300, 900, 1500) for k in range(5)], {"end": 2000}),

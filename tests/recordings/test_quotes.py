@@ -1,5 +1,6 @@
 """A report quotes the line of the log that decides, says where it stands, and proposes what that line asks for."""
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -174,3 +175,75 @@ def test_every_removed_flag_of_the_line_is_named_and_dropped(tmp_path: Path) -> 
     line_alone = finding(failed(tmp_path / "line", [refused]), "startup_failed").proposals
     (text,) = [proposal.text for proposal in line_alone if "diag lint" in proposal.text]
     assert all(flag in text for flag in REMOVED.split() if flag.startswith("--"))
+
+
+STATS = (
+    "(APIServer pid=1) INFO 11-21 03:{minute:02}:00 [loggers.py:257] Engine 000: Avg prompt throughput: 500.0 tokens/s,"
+    " Avg generation throughput: 900.0 tokens/s, Running: 5 reqs, Waiting: 0 reqs, GPU KV cache usage: 10.0%"
+)
+TEMPLATE = (
+    "Error in chat completion",
+    "Traceback (most recent call last):",
+    '  File "/opt/vllm/vllm/entrypoints/openai/serving_chat.py", line 400, in create_chat_completion',
+    "jinja2.exceptions.UndefinedError: 'dict object' has no attribute 'content'",
+)
+
+
+def beside_a_log(
+    folder: Path, lines: Sequence[str], until: float, failing: float = 0.0, reason: str = "refused"
+) -> Report:
+    """A server whose page answers until some second of fifteen minutes, and counts so many HTTP 500 a second."""
+    *_, (_, _, page) = rewriting.scrapes("healthy")
+    page = rewriting.with_value(page, "process_start_time_seconds", f"{STARTED}")
+    counted = "\n".join(line for line in page.splitlines() if not line.startswith("http_requests_total"))
+    answers = 'http_requests_total{{handler="/v1/completions",method="POST",status="{}"}} {}'
+    pages = (
+        (
+            at,
+            "h:8000",
+            "\n".join([counted, answers.format("2xx", 9 * t), answers.format("5xx", failing * t), ""]) * (t < until),
+        )
+        for t, at in ((t, STARTED + t) for t in range(15, 900, 15))
+    )
+    rewriting.write(folder, pages)
+    stored = gzip.decompress((folder / "metrics.prom.gz").read_bytes())
+    (folder / "metrics.prom.gz").write_bytes(gzip.compress(stored.replace(b" refused\n", f" {reason}\n".encode())))
+    begun = [ARGS + "{}", "(APIServer pid=1) INFO 11-21 03:00:09 [api_server.py:1346] Starting vLLM server on :8000"]
+    stats = [STATS.format(minute=minute) for minute in range(1, int(until // 60))]
+    (folder / "server.log").write_text("\n".join([*begun, *stats, *lines]) + "\n", encoding="utf-8")
+    return judged(str(folder))
+
+
+def test_failing_requests_are_told_by_the_exception_in_their_log(tmp_path: Path) -> None:
+    head = "(APIServer pid=1) ERROR 11-21 03:14:00 [serving_chat.py:420] "
+    answer = 'INFO:     10.0.0.5:3300 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error'
+    failing = finding(
+        beside_a_log(tmp_path, [*(head + line for line in TEMPLATE), answer], 900, failing=9), "requests_failing"
+    )
+    assert [quote.text for quote in failing.quotes] == [TEMPLATE[-1]]
+    assert failing.failure is not None
+
+
+@pytest.mark.parametrize(
+    ("lines", "quoted"),
+    [
+        (
+            ["Fatal Python error: Bus error", "", "Thread 0x7f (most recent call first):"],
+            "Fatal Python error: Bus error",
+        ),
+        ([], ""),
+    ],
+)
+def test_a_death_is_told_by_the_last_lines_of_its_log(tmp_path: Path, lines: Sequence[str], quoted: str) -> None:
+    """A native crash is told by nothing behind it; a log without a reason is quoted where it ends, not asked for."""
+    dead = finding(beside_a_log(tmp_path, lines, 600), "engine_dead")
+    assert [quote.text for quote in dead.quotes] == [quoted] * bool(quoted)
+    texts = [proposal.text for proposal in dead.proposals]
+    assert any("names no reason" in text and "throughput" in text for text in texts) is not bool(quoted)
+    assert not any(text.startswith("Read the last lines") for text in texts)
+
+
+def test_a_page_that_is_late_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    (why,) = beside_a_log(tmp_path, [], 600, reason="timed out").not_judged
+    assert "Its log, its processes" in why.why
+    assert "Its log ends at 03:09:00 UTC: Engine 000: Avg prompt throughput" in why.why

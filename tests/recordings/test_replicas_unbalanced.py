@@ -288,3 +288,19 @@ def test_a_replica_with_a_smaller_kv_cache_is_told_so(tmp_path: Path, blocks: in
     (finding,) = (each for each in report.present if each.diagnosis.incident.id == ID)
     assert named(report) == ["r1:8000"]
     assert finding.proposals[0].text.startswith("Give this replica the KV cache of its peers") == is_told
+
+
+def test_a_replica_that_was_just_restarted_is_no_peer(tmp_path: Path) -> None:
+    """Its work went to the other one, and it is idle since: the tokens of its former process are no work of its own."""
+    first, scrapes = 1_795_000_000.0, []
+    for number in range(2):
+        engine, draw, at = Engine(Limits(max_num_seqs=12), first - 600), random.Random(number), -600.0
+        while (at := at + draw.expovariate(3.0 if at < 600 else 6.0)) < 800:
+            if number == 0 or at < 600:
+                engine.send(Request(first + at, 400, 200))
+        for time in range(0, 800, 15):
+            engine = Engine(Limits(), first + 620) if number and time == 645 else engine
+            engine.run(first + time)
+            scrapes.append((first + time, f"r{number}:8000", page([engine]) * (not number or not 600 <= time < 645)))
+    report = judged(tmp_path / "recording", sorted(scrapes))
+    assert [each for each in report.present if each.diagnosis.incident.id == ID] == []

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support import rewriting
+from support import rewriting, scenarios
 from support.paths import RECORDINGS
 from support.scenarios import Beside, crashed, found, judge, log, present, workers
 
@@ -117,3 +117,26 @@ def test_starts_that_fail_without_a_head_are_seen_behind_a_server_that_died(
 
 def test_failed_starts_in_client_input_make_no_incident(tmp_path: Path) -> None:
     assert not present(judge(kept(tmp_path, "healthy", "Shutting down", FAILED_START * 9), "healthy"))
+
+
+@pytest.mark.parametrize("event", ["cuda_error", "cuda_out_of_memory", "assertion"])
+def test_a_fault_that_ends_a_server_again_and_again_leads_the_loop(tmp_path: Path, event: str) -> None:
+    """Between two crashes the server answers, and the fault itself is over; the loop that it causes goes on."""
+    begun = next(rewriting.scrapes("healthy"))[0]
+    scrapes = [(begun + 4 * (at - begun), host, text) for at, host, text in rewriting.scrapes("healthy")]
+    fault = {} if event == "assertion" else {event: -80.0}
+    before, down, after = (
+        log("ready", {}, silent, begun, **ends)
+        for silent, ends in ((600, {}), (600, {"engine_dead": -80, **fault}), (-160, {"engine_dead": -80, **fault}))
+    )
+
+    def page(t: float, text: str) -> str:
+        shown = "" if 80 <= t < 160 else rewriting.with_value(text, "process_start_time_seconds", f"{begun + (t > 80)}")
+        return shown + scenarios.text(t, shown, ((after if t >= 160 else down), crashed(3)) if t > 80 else (before,))
+
+    pages = ((at, host, page(at - begun, text)) for at, host, text in scrapes)
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    (lead,) = (each.diagnosis for each in report.present if each.diagnosis.primary)
+    leads = {"cuda_error": "engine_device_fault", "cuda_out_of_memory": "gpu_out_of_memory"}
+    assert (lead.incident.id, lead.severity, lead.ongoing) == (leads.get(event, "crash_loop"), "critical", True)
+    assert found(report, "crash_loop").diagnosis.ongoing

@@ -1,12 +1,16 @@
 """A release is called slower where the same load shows it; where the load explains it, or may, nobody is blamed."""
 
+import random
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from support import rewriting, upgrades
 from support.sampling import some
+from support.simulated_vllm import Engine, Limits, Request, page
+from support.upgrades import START
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -32,6 +36,23 @@ def test_the_slower_release_is_named_with_its_factor_and_the_settings_that_chang
     found = judged(tmp_path, list(upgrades.scrapes(1.6)))
     assert (found.state, found.culprits) == ("present", ("ITL 1.6x that of 1h ago", "vLLM 0.32.0"))
     assert found.supports[0].culprits == ("enforce_eager",)
+
+
+@pytest.mark.parametrize(("slower", "state"), [(1.5, "present"), (1.1, "absent")])
+def test_a_slower_release_holds_more_requests_of_the_same_load(tmp_path: Path, slower: float, state: str) -> None:
+    """Requests arrive as before, and each takes longer: three quarters more run at once."""
+    pages, limits = [], Limits()
+    for release, begun, factor in (("0.31.0", 0, 1.0), ("0.32.0", 2700, slower)):
+        engine = Engine(replace(limits, step=factor * limits.step, each=factor * limits.each), START + begun)
+        draw, at = random.Random(begun), begun
+        while (at := at + draw.expovariate(1.5)) < begun + 2500:
+            engine.send(Request(START + at, 400, draw.randint(100, 300)))
+        for at in range(begun + 30, begun + 2500, 30):
+            engine.run(START + at)
+            text = page([engine]) + f'diag_vllm_info{{version="{release}",model="tiny",device="cuda"}} 1\n'
+            pages.append((START + at, "vllm-0:9400", text))
+    found = judged(tmp_path, pages)
+    assert (found.state, found.since) == (state, START + 2700 if state == "present" else None)
 
 
 def test_a_queue_that_is_served_more_slowly_is_named_by_its_throughput(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ While a planned operation is under way, a server answers nothing or stands still
 matter.
 
 Across an upgrade a quarter of an hour now is compared with one some time ago, when another release ran. ITL grows at
-most in proportion to the requests that share a step, so its ratio is divided by how many more run now, on average or at
-the peak: the rest is not due to load. While requests wait, the server generates at its capacity; if it once generated
-more, its capacity was higher. Times whose requests were longer or less cached are not compared.
+most in proportion to the requests that share a step, so its ratio is divided by the growth of their 90th percentile:
+the rest is not due to load. Where requests come by chance, whether or not others have ended, a slower server holds more
+of them: there the ratio is divided by how many more tokens are generated, which is the load. While requests wait, the
+server generates at its capacity; if it once generated more, its capacity was higher. Times whose requests were longer
+or less cached are not compared.
 """
 
 from diag.core import log_events as events
@@ -48,6 +50,8 @@ MOST_LONGER = 1.33
 """Mean lengths of two times of one load differ by up to 1.07 (kv_cascade, kv_cascade_base)."""
 MOST_REQUESTS = 1.33
 """Runs of one load differ by up to 1.21 in requests in flight (engine_stalled, healthy)."""
+SAME_LOAD = 1.1
+"""Tokens generated in two quarters of an hour of one load differ by chance: 5 % with 400 requests (judged)."""
 FEWEST_TOKENS, FEWEST_REQUESTS = 1000, 10
 """In either quarter of an hour; below them single requests decide (judged)."""
 SPEEDS = {"slower_decode": "ITL", "lower_throughput": "time per output token of the whole server"}
@@ -70,13 +74,12 @@ def _since(ago: str) -> str:
         ((count by (instance) ($release[{SPAN}]) == 1) and on (instance)
         (count by (instance) ($release[{SPAN}] offset {ago}) == 1)))
         unless on (instance, version) $release[{SPAN}] offset {ago}
-    running_growth_since_{ago}: ratio = {_change("running_average", ago)}
-    peak_growth_since_{ago}: ratio = {_change("running_highest", ago)}
-    # growth of ITL beyond what more requests in a step explain; unknown if there are many more
+    load_growth_since_{ago}: ratio =
+        {_change("output_tokens", ago)} <= {SAME_LOAD} and $comes_by_chance[{SPAN}]
+    # growth of ITL beyond what more requests in a step explain; unknown if there are many more at more load
     slower_decode_since_{ago}: ratio =
-        {_change("seconds_per_token", ago)}
-        / (clamp_min($running_growth_since_{ago} > $peak_growth_since_{ago} or $peak_growth_since_{ago}, 1)
-        <= {MOST_REQUESTS})
+        {_change("seconds_per_token", ago)} / clamp_min($load_growth_since_{ago}
+        or {_change("running_often", ago)} <= {MOST_REQUESTS}, 1)
     # the least factor by which tokens/s fell: requests wait all the time, so that the server runs at capacity
     lower_throughput_since_{ago}: ratio =
         $output_tokens[{SPAN}] offset {ago} / ($output_tokens[{SPAN}] > 0) and $waiting_lowest[{SPAN}] >= 1

@@ -88,6 +88,8 @@ def read(path: Path, launch: str = "", shown: str = "") -> Observation:
     )
     facts = {instance: _server_facts(about, instance, launch, file) for instance in gathered.targets}
     for name, log in gathered.logs.items():
+        if gathered.targets[name].scrapes[-1].reason:  # nothing came behind the last line of its log
+            log.state.current.finish()
         complete, began = log.state.completes(facts[name]), gathered.targets[name].scrapes[0].at / 1000
         if complete.version and log.releases and log.releases[-1][0] > began:  # it was upgraded meanwhile
             first = complete.version if log.releases[0][0] > began else log.releases[0][1]
