@@ -772,13 +772,7 @@ def _run(
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
-        assigned = {}
-        for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
-            own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
-            assigned[name] = _expand(value, {**plain, **own})
-            if ":-" in assigned[name] and assigned[name].count("$") > 1:  # a default names another variable
-                named = {*_NAME.findall(assigned[name])} & environment.keys()
-                assigned[name] = _expand(assigned[name], _plain({key: default(environment[key]) for key in named}))
+        assigned = _assigned(filled, environment, plain)
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
@@ -788,6 +782,19 @@ def _run(
         plain |= _plain(assigned)
         if is_unit or filled[:1] in (["export"], ["declare"], ["typeset"]):
             exported |= assigned
+
+
+def _assigned(words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a command sets, with the values that those in them have so far."""
+    assigned = {}
+    for name, value in _assignments(words).items():  # CMD="$CMD --flag"
+        own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
+        text = _expand(value, {**plain, **own} if own else plain)
+        if ":-" in text and text.count("$") > 1:  # a default names another variable
+            named = {*_NAME.findall(text)} & environment.keys()
+            text = _expand(text, _plain({key: default(environment[key]) for key in named}))
+        assigned[name] = text
+    return assigned
 
 
 def _split_words(

@@ -158,7 +158,7 @@ def statements(text: str) -> Iterator[Statement]:
             blocks.count += is_test
             decides = (blocks.count, 0) if is_test else blocks.way if testing and words else None
             is_background = token == "&" or token.startswith("&\n")
-            if words or name or decides or not is_empty:  # an empty line ends what continues, several say no more
+            if words or name or decides or not is_empty:  # several empty lines end no more than one
                 yield Statement(name, words, blocks.path(), is_background, line, decides, joint if testing else "")
             is_empty = not words
             if is_test:
