@@ -12,12 +12,12 @@ from diag.core.files import parse_json, read_yaml
 from diag.vllm.command import shell
 from diag.vllm.command.container import Container
 from diag.vllm.command.free_text import is_secret
-from diag.vllm.command.shell import line
+from diag.vllm.command.shell import compiled, line
 from diag.vllm.flags.registry import Option, known, release, understood
 
 NOTATIONS = shell.NOTATIONS
-_NUMBER = re.compile(r"-\d+|-\d*\.\d+")
-_SERVER = re.compile(
+_NUMBER = compiled(r"-\d+|-\d*\.\d+")
+_SERVER = compiled(
     r"(?:\w*vllm\.)?vllm\.entrypoints\.(?:openai\.api_server|cli\.main|api_server|grpc_server)|dynamo\.vllm"
 )
 
@@ -226,7 +226,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 # -- keyword arguments (Python, YAML, variables in upper case) as the words of a command line
 
-_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CAPITAL = compiled(r"(?<=[a-z0-9])(?=[A-Z])")
 _MOST_BYTES = 2**20
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _RENAMED_LEVEL = "0.12.0"

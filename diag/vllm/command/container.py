@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from diag.vllm.command.shell import NOTATIONS, default
+from diag.vllm.command.shell import NOTATIONS, compiled, default
 
-_LOCAL = re.compile(NOTATIONS["patterns"]["container_local"])
-IS_ALONE = re.compile(NOTATIONS["patterns"]["container_is_alone"])
+_LOCAL = compiled(NOTATIONS["patterns"]["container_local"])
+IS_ALONE = compiled(NOTATIONS["patterns"]["container_is_alone"])
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _OTHER_CHIPS = {"aws.amazon.com/neuroncore", "aws.amazon.com/neuron", "google.com/tpu"}
@@ -18,8 +18,8 @@ _GRACE_SECONDS = 30.0
 """The default of Kubernetes for terminationGracePeriodSeconds."""
 _PERIOD, _FAILURES = 10.0, 3.0
 """The defaults of Kubernetes for a probe's periodSeconds and failureThreshold."""
-_URL = re.compile(r"https?://[^\s/\"':]{1,200}(?::(\d{1,5}))?((?:/\w{1,40})+)")
-_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kKMGTP]i?|)")
+_URL = compiled(r"https?://[^\s/\"':]{1,200}(?::(\d{1,5}))?((?:/\w{1,40})+)")
+_QUANTITY = compiled(r"(\d{1,18}(?:\.\d{1,9})?)\s*([kKMGTP]i?|)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -146,7 +146,7 @@ def read_pod(
 
 EVERY_GPU = "--gpus all"
 _RUNS = ("docker", "podman", "nerdctl")
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
+_DURATION = compiled(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _INTERVAL, _RETRIES = 30.0, 3.0
 """The defaults of Docker for a health check's interval and retries."""

@@ -809,13 +809,7 @@ def _run(
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
-        assigned = {}
-        for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
-            own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
-            assigned[name] = _expand(value, {**plain, **own})
-            if ":-" in assigned[name] and assigned[name].count("$") > 1:  # a default names another variable
-                named = {*_NAME.findall(assigned[name])} & environment.keys()
-                assigned[name] = _expand(assigned[name], _plain({key: default(environment[key]) for key in named}))
+        assigned = _assigned(filled, environment, plain)
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
@@ -841,6 +835,19 @@ def _whole(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     names = {plain or braced for word in quoted for plain, braced in islice(_VARIABLE.findall(word), _MOST_WORDS)}
     commands = {name: text for name in names if "vllm" in (text := environment.get(name, "")) and _SCRIPT.search(text)}
     return [_expand(word, commands) if commands and not isinstance(word, Bare) else word for word in words]
+
+
+def _assigned(words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a command sets, with the values that those in them have so far."""
+    assigned = {}
+    for name, value in _assignments(words).items():  # CMD="$CMD --flag"
+        own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
+        text = _expand(value, {**plain, **own} if own else plain)
+        if ":-" in text and text.count("$") > 1:  # a default names another variable
+            named = {*_NAME.findall(text)} & environment.keys()
+            text = _expand(text, _plain({key: default(environment[key]) for key in named}))
+        assigned[name] = text
+    return assigned
 
 
 def _split_words(

@@ -13,7 +13,7 @@ from typing import Any
 
 from diag.vllm.command.command import NOTATIONS, Given
 from diag.vllm.command.free_text import hidden, is_secret
-from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, default, placeholder
+from diag.vllm.command.shell import HIDDEN, PLACEHOLDER, compiled, default, placeholder
 from diag.vllm.flags.registry import known, understood
 
 CONTENT = json.loads((Path(__file__).parent / "harmless.json").read_text(encoding="utf-8"))
@@ -34,21 +34,21 @@ NAMED_KEYS = frozenset[str](CONTENT["named_keys"])
 """Keys whose value is a name or a folder; of the others only numbers and switches are shown."""
 
 
-_SECRETS = re.compile(r"--(?:api-key|hf-token|ssl-.*)")
-_PLAIN = re.compile(CONTENT["patterns"]["plain"])
-_LISTED = re.compile(r"[\d.,:|-]{1,60}")
-_NAME = re.compile(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|\$\([A-Z][A-Z0-9_]{0,60}\)|%[hi])*")
+_SECRETS = compiled(r"--(?:api-key|hf-token|ssl-.*)")
+_PLAIN = compiled(CONTENT["patterns"]["plain"])
+_LISTED = compiled(r"[\d.,:|-]{1,60}")
+_NAME = compiled(r"(?:[\w./~:+,*^=| -]|\$\w|\$\{\w{1,60}\}|\$\([A-Z][A-Z0-9_]{0,60}\)|%[hi])*")
 _MOST = 256
-_URL = re.compile(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
-_VARIABLE = re.compile(CONTENT["patterns"]["variable"])
-_DEFAULT = re.compile(r"\$\{[A-Za-z_]\w{0,60}:?-[\"']?([^{}$\"']*)[\"']?\}", re.ASCII)
-_TOKEN = re.compile(CONTENT["patterns"]["token"])
+_URL = compiled(r"([a-z][a-z0-9+.-]{0,20}://)(?:[^/?#@]*@)?([^/?#@]*)([^?#@]*)(?:[?#].*)?", re.DOTALL)
+_VARIABLE = compiled(CONTENT["patterns"]["variable"])
+_DEFAULT = compiled(r"\$\{[A-Za-z_]\w{0,60}:?-[\"']?([^{}$\"']*)[\"']?\}", re.ASCII)
+_TOKEN = compiled(CONTENT["patterns"]["token"])
 """Tokens by their beginning, and long words of letters and digits, which no person writes."""
-_COMMIT = re.compile(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])|(?<=\w)@[0-9a-f]{40}$")
+_COMMIT = compiled(r"(?:(?<=snapshots/)|^)[0-9a-f]{40}(?![0-9a-zA-Z])|(?<=\w)@[0-9a-f]{40}$")
 _REVISIONS = {"--revision", "--code-revision", "--tokenizer-revision"}
 _FORMAT = r"(?:mx|nv|b|u)?(?:fp|nf|int|f)\d{1,2}|v\d|w\da\d{1,2}"
-_WORDS = re.compile(rf"--(?:[a-z]{{2,12}}|{_FORMAT})(?:[-_](?:[a-z]{{1,12}}|{_FORMAT}))*")
-_SWITCH = re.compile(r"[a-z]{2,12}(?:_[a-z]{1,12}){1,3}")
+_WORDS = compiled(rf"--(?:[a-z]{{2,12}}|{_FORMAT})(?:[-_](?:[a-z]{{1,12}}|{_FORMAT}))*")
+_SWITCH = compiled(r"[a-z]{2,12}(?:_[a-z]{1,12}){1,3}")
 _READ = {"--api-key": "vllm_api_key"}
 """Flags that have a variable of vLLM's own under another name."""
 _LIKE = 0.8

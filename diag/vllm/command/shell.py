@@ -11,9 +11,26 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from diag.core.errors import BadUsage
+
+
+class _Pattern:
+    """A pattern that is compiled when it is first used: most commands of diag read no launch."""
+
+    def __init__(self, text: str, flags: int) -> None:
+        self.wanted = text, flags
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(re.compile(*self.wanted), name)
+        setattr(self, name, method)
+        return method
+
+
+def compiled(text: str, flags: int = 0) -> re.Pattern[str]:
+    return cast(re.Pattern[str], _Pattern(text, flags))
+
 
 NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
 LONGEST = 2**15
@@ -24,14 +41,14 @@ _KEYWORDS = {"while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 _DEEPEST = 16
 """Blocks within each other that tell the way to a command: each command has a path."""
-BLOCK = re.compile(NOTATIONS["patterns"]["shell_block"])
-_BEHIND = re.compile(NOTATIONS["patterns"]["shell_behind"])
-CONDITION = re.compile(NOTATIONS["patterns"]["shell_condition"])
-COMMENT = re.compile(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
-_FOLDED = re.compile(NOTATIONS["patterns"]["shell_folded"])
-_TEMPLATE = re.compile(r"\$?\{{2,3}-?\s*+([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
+BLOCK = compiled(NOTATIONS["patterns"]["shell_block"])
+_BEHIND = compiled(NOTATIONS["patterns"]["shell_behind"])
+CONDITION = compiled(NOTATIONS["patterns"]["shell_condition"])
+COMMENT = compiled(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
+_FOLDED = compiled(NOTATIONS["patterns"]["shell_folded"])
+_TEMPLATE = compiled(r"\$?\{{2,3}-?\s*+([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
-_PIECE = re.compile(
+_PIECE = compiled(
     r"""(?P<gap>(?:[ \t\r]|\\\r?\n)+)
       | (?P<opening>["`]|\$[({]|[<>]\()
       | (?P<hole><[A-Za-z](?:[\w ./:-]{0,60}\w)?>(?![>&(\w])|\$?\{\{[^{}]{0,200}\}\}|\{%[^{}]{0,200}%\}
@@ -42,20 +59,20 @@ _PIECE = re.compile(
       | (?P<plain>[^'"`$\\\s;&|()<>]+|\$|[^'"`\\])""",
     re.VERBOSE | re.DOTALL,
 )
-_INSIDE = re.compile(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
+_INSIDE = compiled(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
 _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
-_ESCAPED = re.compile(r"\\(?:\n|([$`\"\\]))")
-_ARRAY = re.compile(r"\w+\+?=")
-PIPED = re.compile(NOTATIONS["patterns"]["shell_piped"])
-_OF_JUST = re.compile(r"\{\{[ \t]*([A-Za-z_][\w-]*)[ \t]*\}\}")
-_RULE = re.compile(
+_ESCAPED = compiled(r"\\(?:\n|([$`\"\\]))")
+_ARRAY = compiled(r"\w+\+?=")
+PIPED = compiled(NOTATIONS["patterns"]["shell_piped"])
+_OF_JUST = compiled(r"\{\{[ \t]*([A-Za-z_][\w-]*)[ \t]*\}\}")
+_RULE = compiled(
     r"^[\w./%@-]([^\n:=]*+(?:=[ \t]*+(?:\"[^\"\n]*+\"|'[^'\n]*+'|[\w.-]++)[^\n:=]*+)*+):(?!=)[^\n=]*$", re.MULTILINE
 )
-_GIVEN = re.compile(r"[ \t]([A-Za-z_][\w-]*)=[ \t]*(\"[^\"\n]*\"|'[^'\n]*'|[\w.-]+)")
-_BY_ENVIRONMENT = re.compile(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"'],\s*[\"']([^\"'{}$`]*)[\"']\s*\)")
-_HEREDOC = re.compile(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
-_FAR = re.compile(NOTATIONS["patterns"]["shell_far"])
-_SHELL = re.compile(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
+_GIVEN = compiled(r"[ \t]([A-Za-z_][\w-]*)=[ \t]*(\"[^\"\n]*\"|'[^'\n]*'|[\w.-]+)")
+_BY_ENVIRONMENT = compiled(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"'],\s*[\"']([^\"'{}$`]*)[\"']\s*\)")
+_HEREDOC = compiled(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
+_FAR = compiled(NOTATIONS["patterns"]["shell_far"])
+_SHELL = compiled(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
 class Bare(str):
@@ -147,7 +164,7 @@ def statements(text: str) -> Iterator[Statement]:
             blocks.count += is_test
             decides = (blocks.count, 0) if is_test else blocks.way if testing and words else None
             is_background = token == "&" or token.startswith("&\n")
-            if words or name or decides or not is_empty:  # an empty line ends what continues, several say no more
+            if words or name or decides or not is_empty:  # several empty lines end no more than one
                 yield Statement(name, words, blocks.path(), is_background, line, decides, joint if testing else "")
             is_empty = not words
             if is_test:
@@ -393,12 +410,12 @@ def _nested_end(text: str, at: int) -> int:
 
 HIDDEN = "REDACTED"
 """Replaces a secret in a quoted line of a log, and in recordings of older releases."""
-PLACEHOLDER = re.compile(NOTATIONS["patterns"]["shell_placeholder"])
-_OPEN = re.compile(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
-_DEFAULT = re.compile(r"\$\{[\w@*]+:?-([\"']?)([^{}$]*?)\1\}")
+PLACEHOLDER = compiled(NOTATIONS["patterns"]["shell_placeholder"])
+_OPEN = compiled(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
+_DEFAULT = compiled(r"\$\{[\w@*]+:?-([\"']?)([^{}$]*?)\1\}")
 _NESTED = 3
-_SCHEDULERS = re.compile(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")
-_NAMED = re.compile(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
+_SCHEDULERS = compiled(r"\$\{(?:SLURM|SKYPILOT|DSTACK|PBS|LSB|LWS|OMPI|KUBERNETES|RUNPOD|NOMAD|AWS)_")
+_NAMED = compiled(r"(-{0,2}[\w.-]+=)(.*)", re.DOTALL)
 
 
 def placeholder(name: str) -> str:
