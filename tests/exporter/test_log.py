@@ -991,7 +991,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], LogTail
     assert not [each for each in {*threading.enumerate()} - others if each.name == "diag-log-tail"]
 
 
-def eventually(holds: Callable[[], object], seconds: float = 5.0) -> None:
+def eventually(holds: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline
