@@ -636,6 +636,7 @@ print(seen.scrapes > 2, seen.notes)
     assert (out.strip(), err) == ("True ('interrupted: only the scrapes until then were used',)", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["new_event_loop", "_cancel_all_tasks"])
 def test_ctrl_c_while_the_event_loop_is_set_up_or_closed_leaves_nothing_in_pieces(moment: str) -> None:
     """The asyncio module handles Ctrl-C itself only in between."""
