@@ -110,7 +110,7 @@ Error = Callable[[Start], float | None]
 
 def memory() -> Iterator[str]:
     """Yield the errors of the sizes, over the rows, and for each row."""
-    found = list(starts())
+    found = starts()
     kinds: dict[str, Error] = {"layout": Start.layout_error, "weights": Start.weights_error}
     kinds |= {f"KV cache: {known}": of_known(known) for known in KNOWN}
     yield MEMORY.strip()
@@ -148,7 +148,7 @@ def _classes(found: Sequence[Start]) -> Iterator[tuple[str, str]]:
     """Yield the classes of models, and the errors and widths of their kept-aside starts."""
     groups: dict[str, list[tuple[float, bool, float]]] = {}
     for start in found:
-        size = start.estimate().kv_cache if start.is_kept_aside else None
+        size = start.estimate.kv_cache if start.is_kept_aside else None
         if size and (error := start.memory_error()) is not None:
             measured = (error, bool(start.is_inside_range()), (size.high - size.low) / max(size.central, 1))
             for name in (start.kind, f"all: {start.known}", "all"):

@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 from contextlib import chdir
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,8 @@ PRINTED = """
 """The style of a narrow page, and of a printed one: a runbook has two at most, the on-call card one."""
 
 
-def write() -> None:
-    """Write every page and the style of the plots into docs/generated."""
+def write(with_cases: bool = True) -> None:
+    """Write every page and the style of the plots into docs/generated, with or without the recorded cases."""
     folder = ROOT / GENERATED
     incidents = load(None)
     pages = {Path(source): GENERATED / name for source, name in COPIED.items()}
@@ -100,7 +101,9 @@ def write() -> None:
         page = folder / "incidents" / f"{incident.id}.md"
         body = page.read_text(encoding="utf-8").partition("\n")[2]
         page.write_text(f"{_terms(incident, symptoms)}# {incident.title} ({incident.id})\n{body}", encoding="utf-8")
-    plots = {each.id: _with_real_case(each, folder / "incidents" / f"{each.id}.md") for each in incidents}
+    judged = incidents if with_cases else ()
+    plots = dict.fromkeys((incident.id for incident in incidents), "")
+    plots |= {each.id: _with_real_case(each, folder / "incidents" / f"{each.id}.md") for each in judged}
     (folder / "incidents" / "index.md").write_text(_gallery(incidents, plots, symptoms), encoding="utf-8")
     (folder / "symptoms.md").write_text(_symptoms(incidents, symptoms), encoding="utf-8")
     (folder / "commands.md").write_text(_commands(), encoding="utf-8")
@@ -125,13 +128,19 @@ def _linked(text: str, source: Path, target: Path, pages: dict[Path, Path]) -> s
 # -- the gallery of incidents -----------------------------------------------------------------------------------------
 
 
+@cache
+def _recordings() -> tuple[tuple[Path, dict[str, Any]], ...]:
+    """Return the recordings, each with what its recording.toml says."""
+    files = sorted(ROOT.glob("tests/recordings/*/recording.toml"), key=lambda file: file.parent.name)
+    return tuple((file.parent, tomllib.loads(file.read_text(encoding="utf-8"))) for file in files)
+
+
 def _with_real_case(incident: Incident, page: Path) -> str:
     """Begin the page of an incident with a recorded case; return its first plot, "" if there is no recording."""
-    for recording in sorted(ROOT.glob("tests/recordings/*/recording.toml"), key=lambda file: file.parent.name):
-        about = tomllib.loads(recording.read_text(encoding="utf-8"))
+    for recording, about in _recordings():
         if incident.id not in about["truth"]["present"]:
             continue
-        where = os.path.relpath(recording.parent, ROOT)
+        where = os.path.relpath(recording, ROOT)
         with chdir(ROOT):
             report = doctor.run(ObserveOptions([where]))
         answer = answers(report, moment)[0]

@@ -136,7 +136,7 @@ class FailureKind(NamedTuple):
 
     def values(self, text: str, frames: str, context: LogContext) -> dict[str, str] | None:
         """Return the groups if the kind is that of an error, and under "" the line that decided; None if it is not."""
-        place = re.search(self.frames, frames)
+        place = re.search(self.frames, frames) if self.frames else None
         if self.frames and not place:
             return None
         if (match := self.pattern.search(text)) is None:
@@ -292,9 +292,7 @@ def known_failure(
         lines = context.nearby.splitlines()[::-1]
         beside = [line for line in lines if not (WORDS.is_logged.search(line) or WORDS.says_nothing.search(line))]
     raised_beside = set(beside).intersection(_in_order((), beside, LAST_TIER))
-    tiers: list[list[FailureKind]] = [[] for _ in range(LAST_TIER + 1)]
-    for failure in table():
-        tiers[_tier(failure)].append(failure)
+    tiers = _tiers()
     spare: KnownFailure | None = None
     is_late, says_little = WORDS.late.search(texts[0]), bool(beside) or bool(WORDS.call_failed.search(texts[0]))
     places = (kind for kind in tiers[4] if kind.basis != "guess" and not kind.by_owner and not is_late)
@@ -353,6 +351,13 @@ def _in_order(texts: Sequence[str], beside: Sequence[str], tier: int) -> Sequenc
     """Return the texts for the kinds of a tier; of an error that only points to another one, that one first."""
     raised = [line for line in beside if (shown := WORDS.complains.match(line)) and shown["said"]]
     return [*raised, *texts, *beside] if tier <= 1 else [*raised, *texts]
+
+
+@lru_cache(maxsize=1)
+def _tiers() -> tuple[tuple[FailureKind, ...], ...]:
+    """Return the kinds of each rank, in the order of the table; tests leave out rows, and then clear what is kept."""
+    ranked = [(_tier(kind), kind) for kind in table()]
+    return tuple(tuple(kind for at, kind in ranked if at == rank) for rank in range(LAST_TIER + 1))
 
 
 def _tier(kind: FailureKind) -> int:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -319,30 +319,37 @@ def test_a_defect_shows_no_value_and_does_not_end_the_server(
 
 
 def test_four_calls_run_at_once_and_each_sends_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most, notices, four = set[object](), [0], list[float](), threading.Event()
+    running, begun, most, noticed, four = set[object](), list[object](), [0], set[int](), threading.Event()
 
     def slow(folder: object) -> str:
         call = object()
         running.add(call)
+        begun.append(call)
         most[0] = max(most[0], len(running))
         if len(running) == 4:
             four.set()
         four.wait(60)
-        time.sleep(0.3)  # longer than until a notice is due
+        end = time.monotonic() + 60
+        while len(noticed) < len(begun) and time.monotonic() < end:  # of each call that has begun, one is due
+            time.sleep(0.01)
         running.remove(call)
         return "a page"
 
-    async def noticed(progress: float, total: float | None, message: str | None) -> None:
-        notices.append(progress)
+    def notices(number: int) -> Callable[[float, float | None, str | None], Awaitable[None]]:
+        async def notice(progress: float, total: float | None, message: str | None) -> None:
+            noticed.add(number)
+
+        return notice
 
     async def talk() -> None:
         async with Client(server.DiagServer(AllowedTargets(), frozenset(), "", 60)) as client:
-            await asyncio.gather(*(client.call_tool("explain", {}, progress_callback=noticed) for _ in range(10)))
+            asked_for = (client.call_tool("explain", {}, progress_callback=notices(number)) for number in range(10))
+            await asyncio.gather(*asked_for)
 
     monkeypatch.setattr(explain, "list_incidents", slow)
     monkeypatch.setattr(server, "PROGRESS_SECONDS", 0.1)
     asyncio.run(talk())
-    assert most == [4] and len(notices) >= 10
+    assert most == [4] and noticed == {*range(10)}
 
 
 def test_mcp_server_skips_invalid_input_and_ends_on_ctrl_c() -> None:

@@ -386,7 +386,7 @@ def test_processes_that_outlive_their_death_in_the_log_are_not_dead(tmp_path: Pa
     log.write_text("\n".join([*NEW.start.splitlines(), ""]), encoding="utf-8")
     with serving_processes(tmp_path, TP2) as played:
         processes, tail = ProcessCollector(played.port), LogTail(str(log), UTC)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 180
         while len(processes.identities()) < 4 and time.monotonic() < end:
             processes.collect()
         host = HostCollectors(None, tail, processes)

@@ -92,12 +92,12 @@ def exporting(folder: Path, gpus: list[dict[str, object]], vllm: str) -> Iterato
         yield running
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
 
 
 def wait_for(running: Running) -> None:
     """Until it listens and has read its log."""
-    for _ in range(200):
+    for _ in range(1200):
         try:
             if b"diag_vllm_log_events_total" in running.page():
                 return

@@ -446,7 +446,7 @@ def test_a_scrape_asks_each_function_once(script: Script) -> None:
     library = __import__("amdsmi").amdsmi_wrapper._libraries["libamd_smi.so"]
     names = (b"amdsmi_get_pcie_info", b"amdsmi_get_gpu_activity", b"amdsmi_get_power_info", METRICS.encode())
     before = [library.diag_calls(name) for name in names]
-    started = time.perf_counter()
+    started = time.process_time()
     look(one)
     assert [library.diag_calls(name) for name in names] == [count + 1 for count in before]
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1

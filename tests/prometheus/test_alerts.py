@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from support.firing import Fired, all_fired, episodes, evaluated, fired, fired_l
 from support.paths import ALL_RECORDINGS, ROOT
 from support.prometheus_server import PLACES, Answer, answer, program, serving
 from support.rule_files import groups_of
-from support.sampling import THOROUGH, some
+from support.sampling import THOROUGH, sampled, some
 from support.scenarios import Beside, crashed, gpu, log, started, workers
 from support.timelines import CALM, CHRONIC, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, timeline
 from support.waiting import until
@@ -157,8 +158,7 @@ def test_a_chronic_info_alerts_once_it_has_lasted_for_its_hold(tmp_path: Path, n
     assert 0 <= end - lasts <= 2 * window + 2 * STEP
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", ["kv_eviction_cascade", "gpu_thermal_throttling"])
+@sampled(("name", "place"), product(["kv_eviction_cascade", "gpu_thermal_throttling"], PLACES), 2)
 def test_an_alert_ends_in_a_real_promtool_at_the_same_moment(tmp_path: Path, name: str, place: str) -> None:
     series, chosen = timelines.recovered(name), only(name, tmp_path)
     ((begin, end),) = episodes(chosen, series)[name, INCIDENTS[name].severity]
@@ -318,7 +318,7 @@ def test_a_violated_slo_pages(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@sampled(
     ("status", "failed", "alert"),
     [
         ("5xx", 0.45, {"requests_failing"}),
@@ -326,6 +326,7 @@ def test_a_violated_slo_pages(tmp_path: Path) -> None:
         ("4xx", 2.0, {"client_errors_surge"}),
         ("4xx", 0.1, set()),
     ],
+    2,
 )
 def test_answers_of_which_many_fail_suddenly_are_a_warning_in_minutes(
     tmp_path: Path, status: str, failed: float, alert: set[str]

@@ -27,6 +27,7 @@ from support import bad_servers as bad
 from support import prometheus_server
 from support.bad_servers import Answer, Reply, Request, serving, talking
 from support.paths import RECORDINGS
+from support.sampling import sampled
 
 from diag.cli.app import main
 from diag.commands import observe
@@ -316,7 +317,7 @@ def crowded(request: Request, labels: list[dict[str, str]]) -> Reply:
     return found(*({"metric": each, "value": values[-1], "values": values} for each in labels))
 
 
-@pytest.mark.parametrize("name", ["instance", "engine"])
+@sampled("name", ["instance", "engine"])
 def test_a_crowd_of_servers_or_engines_is_refused(doctor: Diag, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(fleet, "MOST_SUBJECTS", 30)
     monkeypatch.setattr(fleet, "MOST_PARTS", 20)
@@ -682,7 +683,7 @@ def test_a_good_server_is_judged_whatever_the_timeout(doctor: Diag, prometheus: 
 
 
 @REAL
-@pytest.mark.parametrize("form", [[], ["--markdown"], ["--json"]])
+@sampled("form", [[], ["--markdown"], ["--json"]])
 def test_labels_cannot_send_escape_sequences_to_the_terminal(doctor: Diag, prometheus: str, form: list[str]) -> None:
     said = doctor(prometheus, *THEN, "--match", f'instance="{EVIL}"', *form)
     assert (said.status, said.error) == (0, "")
@@ -732,13 +733,14 @@ def test_invalid_regular_expression_is_refused(doctor: Diag, prometheus: str, wo
 
 
 @REAL
-@pytest.mark.parametrize(
+@sampled(
     ("ahead", "words"),
     [
         (0, []),
         (86_400, ["--at", "-1d"]),
         (-600, ["--window", "5m"]),
     ],
+    2,
 )
 def test_times_are_relative_to_the_clock_of_the_server(
     doctor: Diag, prometheus: str, ahead: int, words: list[str]
@@ -771,7 +773,7 @@ def quoting(why: str) -> Callable[[str], Reply]:
 
 
 @REAL
-@pytest.mark.parametrize(
+@sampled(
     ("reply", "reason"),
     [
         (lambda _: error(422, "execution", "too many samples"), "too many samples (HTTP 422)"),
@@ -779,6 +781,7 @@ def quoting(why: str) -> Callable[[str], Reply]:
         (quoting("too many points"), "too many points (HTTP 422)"),
         (lambda _: error(422, "422", TOO_LONG), f"{TOO_LONG} (HTTP 422)"),
     ],
+    2,
 )
 def test_refused_queries_are_unknown_and_the_rest_is_judged(
     doctor: Diag, prometheus: str, reply: Callable[[str], Reply], reason: str
@@ -811,7 +814,7 @@ def test_refusals_that_differ_only_in_numbers_are_one_note(doctor: Diag, prometh
 
 
 @REAL
-@pytest.mark.parametrize(
+@sampled(
     ("reply", "reason"),
     [
         (lambda _: error(503, "timeout", LATE), f"{LATE} (HTTP 503)"),
@@ -822,6 +825,7 @@ def test_refusals_that_differ_only_in_numbers_are_one_note(doctor: Diag, prometh
             "context deadline exceeded",
         ),
     ],
+    2,
 )
 def test_server_is_given_up_after_three_query_timeouts(
     doctor: Diag, prometheus: str, reply: Callable[[str], Reply], reason: str

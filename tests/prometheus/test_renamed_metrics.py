@@ -110,17 +110,22 @@ def fleet() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def report(fleet: Server) -> Report:
+    return judged(fleet)
+
+
 @pytest.mark.prometheus
-def test_every_server_of_a_fleet_is_judged_under_its_own_names(fleet: Server) -> None:
-    present = {(found.diagnosis.incident.id, found.diagnosis.subject[-1][1]) for found in judged(fleet).present}
+def test_every_server_of_a_fleet_is_judged_under_its_own_names(report: Report) -> None:
+    present = {(found.diagnosis.incident.id, found.diagnosis.subject[-1][1]) for found in report.present}
     assert {name for incident, name in present if incident == "kv_eviction_cascade"} == {"vllm:", *PREFIXES}
     assert {name for incident, name in present if incident == "scrape_renames_metrics"} == {*PREFIXES, "queue"}
     assert ("queue_saturation", "queue") in present
 
 
 @pytest.mark.prometheus
-def test_each_prefix_is_reported_in_one_line_with_its_relabelling(fleet: Server) -> None:
-    notes = [note for note in coverage.notes(judged(fleet)) if note.startswith("metrics stored as")]
+def test_each_prefix_is_reported_in_one_line_with_its_relabelling(report: Report) -> None:
+    notes = [note for note in coverage.notes(report) if note.startswith("metrics stored as")]
     assert len(notes) == len(PREFIXES)
     for prefix in PREFIXES:
         assert any(f"stored as {prefix}..." in note and f"regex: '{prefix}(.+)'" in note for note in notes)

@@ -72,7 +72,7 @@ def kind(name: str) -> tuple[object, ...]:
 
 recorded = cache(lambda name: read(RECORDINGS / name))
 OF_EACH_KIND = [*{kind(name): name for name in NAMES}.values()]
-FEW = some(OF_EACH_KIND, 9)
+FEW = some(OF_EACH_KIND, 6)
 IN_THREE = {PROMETHEUS3: FEW[::3], "PATH": FEW[1::3], "victoria": FEW[2::3]}
 IN_TWO = {PROMETHEUS3: NAMES, "PATH": OF_EACH_KIND[::2], "victoria": OF_EACH_KIND[1::2]}
 ENGINES = IN_TWO if THOROUGH else IN_THREE

@@ -308,7 +308,7 @@ def test_watch_reports_new_incidents_with_evidence_and_ends_on_ctrl_c() -> None:
 @pytest.mark.prometheus
 def test_servers_lost_after_the_first_observation_are_reported_once_and_watched_for() -> None:
     """The sentence has the time in it, and so is another one each time."""
-    with holding(played("healthy", "healthy", since=10.0, until=4.0)) as server:
+    with holding(played("healthy", "healthy", since=10.0, until=8.0)) as server:
         process = hasty("--prometheus", server.url, "--window", "3s")
         lines = [line(process) for _ in range(2)]
         time.sleep(1.2)

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import pytest
 from support.paths import ALL_RECORDINGS, RECORDINGS
-from support.sampling import some
+from support.sampling import sampled, some
 from support.thinning import CADENCES, offsets, thinned, truth
 
 from diag.commands.observe import judge_observation, site
@@ -55,13 +55,13 @@ def test_three_scrapes_are_not_enough_for_healthy() -> None:
     assert re.fullmatch(r"too little seen: .* do not rule out \d+ incidents; observe for 90 s", why)
 
 
-@pytest.mark.parametrize("every", [2, 5, 10, 15])
+@sampled("every", [2, 5, 10, 15], 2)
 @pytest.mark.parametrize("name", ["kv_cascade", "kv_cascade_base", "cure_watermark"])
 def test_a_cascade_is_found_whenever_the_scrapes_begin(name: str, every: float) -> None:
     assert all("kv_eviction_cascade" in present(report) for report in judged(name, every, ALL))
 
 
-@pytest.mark.parametrize("every", [5, 15, 30])
+@sampled("every", [5, 15, 30])
 @pytest.mark.parametrize(
     ("name", "incident"),
     [

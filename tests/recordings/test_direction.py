@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support import rewriting
 from support.rewriting import Scrape
+from support.sampling import sampled
 from support.scenarios import Beside, config, gpu, text
 from support.simulated_vllm import Engine, Limits, Request, page
 
@@ -102,7 +103,7 @@ def heat(begin: float) -> Beside:
 LARGE = Limits(num_gpu_blocks=3000, max_num_seqs=128, step=0.03)
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_heat_that_began_before_the_evictions_leads(tmp_path: Path, every: float) -> None:
     slower = (400.0, 1.9)
     report = judged(tmp_path, ranks([0.9], (LARGE,), slower, [heat(400), config(tensor_parallel_size=1)], every=every))

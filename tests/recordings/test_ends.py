@@ -13,6 +13,7 @@ import pytest
 from support import rewriting
 from support.paths import RECORDINGS
 from support.rewriting import Scrape
+from support.sampling import sampled
 from support.scenarios import found, present
 from support.simulated_vllm import Engine, Limits, Request, page
 
@@ -56,7 +57,7 @@ PREFILLS = Limits(token=0.0002)
 CROWDED = Limits(max_num_seqs=8)
 
 
-@pytest.mark.parametrize("every", [1, 5, 15])
+@sampled("every", [1, 5, 15])
 def test_an_incident_that_the_last_minutes_refute_is_over(tmp_path: Path, every: float) -> None:
     """A burst of two minutes: the queue leads, three minutes after its end, and nobody has to shed load any more."""
     waits: list[float] = []
@@ -73,14 +74,14 @@ def test_an_incident_that_the_last_minutes_refute_is_over(tmp_path: Path, every:
     assert (slo.end or 0) - BEGUN <= waits[-1] + every
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_an_incident_that_goes_on_is_not_over(tmp_path: Path, every: float) -> None:
     report = judged(tmp_path, CROWDED, every, 700, lambda t: 4.0 if t >= 200 else 0.8)
     assert found(report, "contract_breached").diagnosis.ongoing
     assert report.verdict == "critical"
 
 
-@pytest.mark.parametrize("every", [5, 15, 30])
+@sampled("every", [5, 15, 30])
 def test_a_hit_rate_that_fell_inside_of_a_recording_was_not_low_before(tmp_path: Path, every: float) -> None:
     """Over the 25 minutes, it is below the threshold; in the first windows, it is 93 %."""
     report = judged(tmp_path, PREFILLS, every, 1500, lambda _: 1.2, 1600, 60, cached=lambda t: 0.93 if t < 300 else 0.0)
@@ -89,7 +90,7 @@ def test_a_hit_rate_that_fell_inside_of_a_recording_was_not_low_before(tmp_path:
     assert abs(since - BEGUN - 300) <= every + 15
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_a_prefix_cache_that_is_lost_explains_the_queue_of_its_prefills(tmp_path: Path, every: float) -> None:
     limits = Limits(max_num_batched_tokens=2048, token=0.00045)
     report = judged(tmp_path, limits, every, 1200, lambda _: 1.5, 1600, cached=lambda t: 0.93 if t < 500 else 0.0)
@@ -100,7 +101,7 @@ def test_a_prefix_cache_that_is_lost_explains_the_queue_of_its_prefills(tmp_path
     assert "queue_saturation" in {each.diagnosis.incident.id for each in report.present}
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_many_more_requests_that_share_nothing_are_the_load_and_no_lost_cache(tmp_path: Path, every: float) -> None:
     limits = Limits(max_num_batched_tokens=2048, token=0.00045)
     cached, rate = lambda t: 0.93 if t < 500 else 0.0, lambda t: 0.7 if t < 500 else 1.5
@@ -108,7 +109,7 @@ def test_many_more_requests_that_share_nothing_are_the_load_and_no_lost_cache(tm
     assert LOST not in {each.diagnosis.incident.id for each in report.present if each.diagnosis.primary}
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_a_cascade_is_dated_by_its_preemptions(tmp_path: Path, every: float) -> None:
     preempting: list[float] = []
 
@@ -123,7 +124,7 @@ def test_a_cascade_is_dated_by_its_preemptions(tmp_path: Path, every: float) -> 
     assert abs(since - BEGUN - preempting[0]) <= every + 15
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_a_cascade_ends_with_its_last_preemption(tmp_path: Path, every: float) -> None:
     """A window of three scrapes shows it for three scrapes more."""
     counted: list[tuple[float, float]] = []
@@ -190,7 +191,7 @@ def test_a_mean_that_the_last_minutes_do_not_show_has_no_onset(tmp_path: Path) -
     assert (low.since, low.watched) == (None, 0.0)
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_drafts_that_were_accepted_before_date_the_info(tmp_path: Path, every: float) -> None:
     def worse(engine: Engine, time: float) -> None:
         if time > 500:

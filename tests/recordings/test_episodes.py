@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support import healthy_loads, rewriting
 from support.paths import RECORDINGS
+from support.sampling import sampled
 from support.scenarios import found, present
 
 from diag.commands import doctor
@@ -76,13 +77,13 @@ def page(t: float, age: float, start: float, waiting: int, running: int = 8) -> 
     )
 
 
-@pytest.mark.parametrize("every", [2, 5, 15, 30])
+@sampled("every", [2, 5, 15, 30], 2)
 def test_queue_that_is_gone_in_ten_seconds_is_no_warning(tmp_path: Path, every: float) -> None:
     report = server(tmp_path, 900, every, waiting=lambda t: 170 if 400 <= t < 410 else 0)
     assert (report.verdict, present(report)) == ("healthy", set())
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_queue_that_has_begun_a_minute_ago_is_told_in_a_look_at_a_quarter_of_an_hour(
     tmp_path: Path, every: float
 ) -> None:
@@ -100,7 +101,7 @@ def test_replicas_are_proposed_for_what_arrives_not_for_the_backlog(tmp_path: Pa
     assert next(text for text in texts if "replicas" in text).startswith("Run 2 replicas")
 
 
-@pytest.mark.parametrize("every", [5, 15, 30])
+@sampled("every", [5, 15, 30])
 def test_a_cap_that_no_source_names_is_that_of_a_flat_line(tmp_path: Path, every: float) -> None:
     """Requests wait, the KV cache has room, and 64 run at every scrape."""
     report = server(tmp_path, 1200, every, waiting=lambda t: 170 if t >= 500 else 0)
@@ -108,7 +109,7 @@ def test_a_cap_that_no_source_names_is_that_of_a_flat_line(tmp_path: Path, every
     assert (fix.before, fix.assumed, fix.needs) == (64.0, False, ())
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_replicas_where_clients_give_up_are_those_of_what_arrives(tmp_path: Path, every: float) -> None:
     """Twelve requests a second arrive, of which four are answered: the backlog ends at the time-out of a gateway."""
 
@@ -126,7 +127,7 @@ def test_replicas_where_clients_give_up_are_those_of_what_arrives(tmp_path: Path
     assert next(text for text in texts if "replicas" in text).startswith("Run 3 replicas")
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_engine_that_has_not_moved_for_forty_seconds_is_not_healthy(tmp_path: Path, every: float) -> None:
     def stopped() -> Iterator[rewriting.Scrape]:
         t = 0.0
@@ -139,7 +140,7 @@ def test_engine_that_has_not_moved_for_forty_seconds_is_not_healthy(tmp_path: Pa
     assert report.verdict not in ("healthy", "unknown")
 
 
-@pytest.mark.parametrize(("every", "back"), [(2, 602), (5, 602), (15, 602), (30, 602), (15, 540), (30, 550)])
+@sampled(("every", "back"), [(2, 602), (5, 602), (15, 602), (30, 602), (15, 540), (30, 550)], 3)
 def test_restart_on_a_page_alone_is_a_note_and_no_proof_of_health(tmp_path: Path, every: float, back: float) -> None:
     """Eight requests were in flight before: whether they were answered, only the log tells."""
     report = server(tmp_path, 1200, every, down=((500, back),))
@@ -158,7 +159,7 @@ def test_restart_without_requests_is_healthy(tmp_path: Path) -> None:
     assert (report.verdict, present(report)) == ("healthy", set())
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 @pytest.mark.parametrize(
     ("drained", "failing", "end", "verdict"),
     [
@@ -227,7 +228,7 @@ def test_pages_of_a_cache_that_keeps_them_for_minutes_prove_no_health(
     assert (report.verdict, present(report)) == (verdict, set())
 
 
-@pytest.mark.parametrize("every", [2, 5])
+@sampled("every", [2, 5])
 def test_two_outages_within_four_minutes_are_told(tmp_path: Path, every: float) -> None:
     report = server(tmp_path, 360, every, down=((60, 100), (200, 240)))
     dead = found(report, "engine_dead").diagnosis
@@ -263,7 +264,7 @@ SIGNS: dict[str, tuple[float, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("incident", SIGNS)
-@pytest.mark.parametrize("every", [5, 15, 30])
+@sampled("every", [5, 15, 30])
 def test_an_episode_is_dated_by_the_first_scrape_that_shows_it(tmp_path: Path, incident: str, every: float) -> None:
     """The windows that prove an incident, and the third crash of a loop, show it much later."""
     truth, how = SIGNS[incident]
@@ -272,7 +273,7 @@ def test_an_episode_is_dated_by_the_first_scrape_that_shows_it(tmp_path: Path, i
     assert abs(since - (BEGAN + truth)) <= every + 5
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_requests_that_wait_by_habit_do_not_date_a_queue(tmp_path: Path, every: float) -> None:
     """A few of 64 requests wait at every scrape of a busy server, long before its queue begins."""
     report = server(tmp_path, 1200, every, waiting=lambda t: 3 if t < 800 else 170)
@@ -281,7 +282,7 @@ def test_requests_that_wait_by_habit_do_not_date_a_queue(tmp_path: Path, every: 
     assert abs(since - (BEGAN + 800)) <= 15
 
 
-@pytest.mark.parametrize(("every", "age"), [(5, 7200), (15, 7200), (30, 7200), (15, 0)])
+@sampled(("every", "age"), [(5, 7200), (15, 7200), (30, 7200), (15, 0)], 2)
 def test_a_wave_of_refused_requests_goes_on_beyond_its_window(tmp_path: Path, every: float, age: float) -> None:
     """A baseline that holds the wave itself would end it after eight minutes."""
     report = server(tmp_path, 2400, every, beside=answers("4xx", 0.5, 420, age))
@@ -299,7 +300,7 @@ def test_a_steady_share_of_refused_requests_is_no_wave(tmp_path: Path) -> None:
 # -- a cause goes on while what it broke is not mended -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("every", [5, 15, 30])
+@sampled("every", [5, 15, 30])
 def test_a_kill_for_memory_goes_on_while_the_server_is_down(tmp_path: Path, every: float) -> None:
     """The count of kills leaves its window after five minutes; nothing has started the server again."""
 
@@ -318,7 +319,7 @@ def test_a_kill_for_memory_goes_on_while_the_server_is_down(tmp_path: Path, ever
 
 
 @pytest.mark.parametrize(("reset", "ongoing"), [(None, True), (900, False)])
-@pytest.mark.parametrize("every", [5, 15, 30])
+@sampled("every", [5, 15, 30])
 def test_a_memory_error_goes_on_until_the_gpu_is_reset(
     tmp_path: Path, every: float, reset: float | None, ongoing: bool
 ) -> None:
@@ -501,7 +502,7 @@ def test_bursts_that_drain_within_seconds_are_no_queue(tmp_path: Path) -> None:
     assert "queue_saturation" not in {finding.diagnosis.incident.id for finding in report.present}
 
 
-@pytest.mark.parametrize("every", [5, 15, 60])
+@sampled("every", [5, 15, 60])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_gap_in_the_scrapes_of_one_process_is_an_outage_only_if_its_tokens_stood_still(
     tmp_path: Path, every: float, goes_on: bool

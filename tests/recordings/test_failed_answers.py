@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import rewriting
+from support.sampling import sampled
 from support.scenarios import present
 
 from diag.commands import doctor
@@ -63,7 +64,7 @@ def test_a_dead_engine_is_ruled_out_only_where_its_death_would_be_seen(
     assert ["engine_dead" in side for side in sides] == [shown, not shown]
 
 
-@pytest.mark.parametrize("every", [15, 60])
+@sampled("every", [15, 60])
 def test_failing_answers_are_dated_by_the_first_scrape_that_shows_them(tmp_path: Path, every: float) -> None:
     """The series of errors is born at the 20th scrape, with all errors of the interval before as its first value."""
     pages = []

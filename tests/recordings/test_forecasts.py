@@ -9,6 +9,7 @@ import pytest
 from support import rewriting
 from support.filling_loads import FILLING, LEVEL, filling
 from support.healthy_loads import KINDS, Kind, scraped_kind, steady
+from support.sampling import sampled
 from support.simulated_vllm import Limits
 
 from diag.commands import doctor
@@ -36,7 +37,7 @@ def judged(folder: Path, incident: str) -> Diagnosis:
     return next(found.diagnosis for found in report.findings if found.diagnosis.incident.id == incident)
 
 
-@pytest.mark.parametrize("every", [2, 10, 30])
+@sampled("every", [2, 10, 30])
 def test_full_kv_cache_is_foreseen_before_it_is_full(tmp_path: Path, every: int) -> None:
     ((at, holds, named, full),) = filling(recorded(tmp_path, FILLING[BATCH], np.arange(2, 1500, every)), INCIDENT)
     first, filled = int(np.argmax(holds)), int(np.argmax(full))
@@ -46,7 +47,7 @@ def test_full_kv_cache_is_foreseen_before_it_is_full(tmp_path: Path, every: int)
     assert not holds[filled + 4 :].any()  # preemptions are an incident of their own
 
 
-@pytest.mark.parametrize("every", [5, 30])
+@sampled("every", [5, 30])
 @pytest.mark.parametrize("name", ["flat and high", "batches that fit", "slow batches that fit", "reasoning levels off"])
 def test_a_kv_cache_that_does_not_fill_up_is_not_foretold(tmp_path: Path, name: str, every: int) -> None:
     ((_, holds, _, full),) = filling(recorded(tmp_path, LEVEL[name], np.arange(2, 1800, every)), INCIDENT)

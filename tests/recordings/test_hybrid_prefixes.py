@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support import rewriting as re
 from support.paths import RECORDINGS
+from support.sampling import sampled
 from support.thinning import CADENCES, thinned
 
 from diag.commands import doctor
@@ -48,7 +49,7 @@ def test_prefixes_shorter_than_a_block_are_reported_with_the_block(tmp_path: Pat
     assert (flag.name, flag.after, longer.after) == ("--prefix-match-unit", 16, 544)
 
 
-@pytest.mark.parametrize("every", CADENCES)
+@sampled("every", CADENCES, 2)
 def test_prefixes_shorter_than_a_block_are_found_at_every_cadence(every: float) -> None:
     report = judge_observation(thinned(read(RECORDINGS / BLOCKS), every, 0), *site(None, None)).report
     assert found(report).diagnosis.state == "present"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support import rewriting
 from support.rewriting import Scrape
+from support.sampling import sampled
 from support.scenarios import found, present
 from support.simulated_vllm import Engine, Limits, Request, page
 
@@ -60,7 +61,7 @@ def simulated(
     return scrapes
 
 
-@pytest.mark.parametrize("every", [5, 15, 30])
+@sampled("every", [5, 15, 30])
 @pytest.mark.parametrize("seed", [4, 9, 12])
 def test_prompts_that_come_by_chance_are_dated_by_the_first(tmp_path: Path, every: float, seed: int) -> None:
     """About every 40 s: between two of them, scrapes show no pause, and 12 % of the time are never paused."""
@@ -72,7 +73,7 @@ def test_prompts_that_come_by_chance_are_dated_by_the_first(tmp_path: Path, ever
     assert abs(diagnosis.since - (BEGUN + 300)) <= every + 5
 
 
-@pytest.mark.parametrize(("every", "end"), [(5, 1200), (15, 1200), (30, 1200), (15, 720)])
+@sampled(("every", "end"), [(5, 1200), (15, 1200), (30, 1200), (15, 720)], 2)
 def test_a_pause_of_seconds_in_every_minute_is_no_health(tmp_path: Path, every: float, end: float) -> None:
     report = judged(tmp_path, every, range(200, int(end), 60), end)
     diagnosis = found(report, INCIDENT).diagnosis
@@ -81,7 +82,7 @@ def test_a_pause_of_seconds_in_every_minute_is_no_health(tmp_path: Path, every: 
     assert abs(diagnosis.since - (BEGUN + 200)) <= every + 5
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_short_pauses_in_every_third_answer_are_no_health(tmp_path: Path, every: float) -> None:
     """Pauses of 1.3 s take 8 % of the time of each stream, and one half of the answers has one."""
     report = judged(tmp_path, every, range(200, 900, 15), 900, tokens=11_000)
@@ -111,7 +112,7 @@ HEALTHY: dict[str, tuple[list[float], dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("load", HEALTHY)
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_rare_or_short_pauses_are_healthy(tmp_path: Path, every: float, load: str) -> None:
     prompts, how = HEALTHY[load]
     report = judged(tmp_path, every, prompts, **how)  # type: ignore[arg-type]
@@ -124,6 +125,6 @@ def test_long_prompts_that_stall_at_most_one_stream_each_are_healthy(tmp_path: P
     assert (report.verdict, INCIDENT in present(report)) == ("healthy", False)
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_an_incident_ends_with_its_last_pause(tmp_path: Path, every: float) -> None:
     assert not found(judged(tmp_path, every, range(160, 700, 12), 960, tokens=15_000), INCIDENT).diagnosis.ongoing

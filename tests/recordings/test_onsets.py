@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import rewriting
 from support.rewriting import Scrape
+from support.sampling import sampled
 from support.scenarios import Beside, config, gpu, text
 from support.simulated_vllm import Engine, Limits, Request, page
 
@@ -46,7 +47,7 @@ def judged(folder: Path, scrapes: Iterable[Scrape], incident: str) -> Diagnosis:
     return next(each.diagnosis for each in report.present if each.diagnosis.incident.id == incident)
 
 
-@pytest.mark.parametrize(("every", "seconds"), [(5, 400), (15, 450), (15, 1200), (30, 1200)])
+@sampled(("every", "seconds"), [(5, 400), (15, 450), (15, 1200), (30, 1200)], 2)
 def test_an_engine_that_died_behind_a_page_is_dated_by_its_first_503(
     tmp_path: Path, every: float, seconds: float
 ) -> None:
@@ -62,14 +63,14 @@ def test_an_engine_that_died_behind_a_page_is_dated_by_its_first_503(
 
 
 @pytest.mark.parametrize("incident", ["tp_communication_stall", "engine_stalled"])
-@pytest.mark.parametrize(("every", "seconds"), [(2, 330), (5, 400), (15, 450), (15, 1200), (30, 1200), (60, 1800)])
+@sampled(("every", "seconds"), [(2, 330), (5, 400), (15, 450), (15, 1200), (30, 1200), (60, 1800)], 3)
 def test_a_stall_is_dated_by_the_last_token(tmp_path: Path, incident: str, every: float, seconds: float) -> None:
     found = judged(tmp_path, stalled(every, seconds, [ranks, config(tensor_parallel_size=2)]), incident)
     assert found.since is not None
     assert abs(found.since - (BEGUN + AT)) <= max(5, 1.25 * every)
 
 
-@pytest.mark.parametrize(("every", "latest"), [(5, 10), (15, 25)])
+@sampled(("every", "latest"), [(5, 10), (15, 25)])
 def test_a_rate_is_dated_by_the_first_interval_that_is_full_of_it(tmp_path: Path, every: float, latest: float) -> None:
     """Over two intervals the first one would be diluted by the one before."""
     counted = {"pcie_bytes_total__rx": lambda t: 1e9 * t + 5.0e9 * max(0.0, t - AT)}

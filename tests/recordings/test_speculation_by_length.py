@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support import rewriting
 from support.rewriting import Scrape
+from support.sampling import sampled
 from support.speculation import LONG, SHORT, scrapes
 
 from diag.commands import doctor
@@ -21,7 +22,7 @@ def states(folder: Path, pages: Iterable[Scrape]) -> dict[str, str]:
     return {name: found[name] for name in (LOST, LOW)}
 
 
-@pytest.mark.parametrize("every", [2, 10, 30])
+@sampled("every", [2, 10, 30])
 def test_a_collapse_with_context_is_found_at_every_cadence(tmp_path: Path, every: float) -> None:
     """Today's other incident stays silent: over the whole hour, 38 % are accepted."""
     assert states(tmp_path, scrapes(every, SHORTER_DRAFT)) == {LOST: "present", LOW: "absent"}

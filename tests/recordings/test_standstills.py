@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support import rewriting
 from support.rewriting import Scrape, scrapes, with_value, write
+from support.sampling import sampled
 from support.scenarios import Beside, config, gpu, health_check, log, present, text, workers
 
 from diag.commands import doctor
@@ -41,7 +42,7 @@ def state(report: Report) -> str:
     return progress.state
 
 
-@pytest.mark.parametrize("every", [2, 5, 10, 15, 30, 32, 45])
+@sampled("every", [2, 5, 10, 15, 30, 32, 45], 3)
 @pytest.mark.parametrize(("name", "after"), [("queue_saturation", 40), ("cure_max_num_seqs_mean", 60)])
 def test_equal_pages_are_a_stall_at_every_cadence(tmp_path: Path, name: str, after: float, every: float) -> None:
     """At 32 s, three equal pages with requests in flight were "busy"."""
@@ -50,7 +51,7 @@ def test_equal_pages_are_a_stall_at_every_cadence(tmp_path: Path, name: str, aft
     assert "engine_stalled" in present(report)
 
 
-@pytest.mark.parametrize("every", [5, 15, 32])
+@sampled("every", [5, 15, 32])
 @pytest.mark.parametrize(
     ("name", "after", "clock"), [("queue_saturation", 2, ""), ("idle", 2, ""), ("idle", 2, "push")]
 )
@@ -67,7 +68,7 @@ def test_a_page_that_is_the_same_each_time_is_a_copy(
     assert "same each time" in report.not_judged[0].why
 
 
-@pytest.mark.parametrize("every", [2, 5, 15, 30, 32, 45])
+@sampled("every", [2, 5, 15, 30, 32, 45], 3)
 def test_scheduler_that_admits_nothing_is_no_stalled_engine_at_any_cadence(tmp_path: Path, every: float) -> None:
     report = judge(tmp_path, seen_every(every, frozen("admission_deadlock", 40, 88)))
     assert "engine_stalled" not in present(report)

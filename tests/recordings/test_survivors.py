@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support import rewriting
 from support.rewriting import Scrape
+from support.sampling import sampled
 from support.simulated_vllm import Engine, Limits, Request, page
 
 from diag.commands import doctor
@@ -43,7 +44,7 @@ def adapters(number: int, patience: float, slots: int = 2) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 @pytest.mark.parametrize("patience", [15, 1000])
 def test_adapters_whose_clients_give_up_compete_for_slots(tmp_path: Path, patience: float, every: float) -> None:
     found = judged(tmp_path, scrapes(adapters(10, patience), 600, every), "lora_thrash")
@@ -62,7 +63,7 @@ def starving(clients: int) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("every", [5, 15, 30])
+@sampled("every", [5, 15, 30])
 def test_adapters_that_never_get_a_slot_count(tmp_path: Path, every: float) -> None:
     """The page lists those that run: as many as there are slots, and no request that finishes has waited."""
     pages = rewriting.write(tmp_path / "recording", scrapes(starving(12), 1500, every))
@@ -73,7 +74,7 @@ def test_adapters_that_never_get_a_slot_count(tmp_path: Path, every: float) -> N
     assert (slots.before, slots.after, slots.assumed) == (2.0, 4.0, False)
 
 
-@pytest.mark.parametrize("every", [5, 15])
+@sampled("every", [5, 15])
 def test_as_many_adapters_as_slots_do_not_starve(tmp_path: Path, every: float) -> None:
     assert judged(tmp_path, scrapes(starving(0), 900, every), "lora_thrash").state == "absent"
 
@@ -124,7 +125,7 @@ def filling(answer: int, blocks: int) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("every", [2, 5, 15])
+@sampled("every", [2, 5, 15])
 def test_a_kv_cache_that_is_about_to_be_full_is_foretold_before_any_request_has_ended(
     tmp_path: Path, every: float
 ) -> None:

@@ -11,11 +11,10 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from support.paths import MODELS
 
@@ -52,7 +51,8 @@ _SEVERAL_SIZES = ("NVIDIA A100", "NVIDIA V100")
 """Names of GPUs that are made with memory of several sizes."""
 
 
-class Start(NamedTuple):
+@dataclass(frozen=True)
+class Start:
     """One logged start; `row` has the columns of the file.
 
     A shape that ends in "?" is known without which of its layers are quantized: its layout alone is compared.
@@ -97,7 +97,7 @@ class Start(NamedTuple):
     @property
     def figures(self) -> str:
         """Return the logged and the estimated KV cache as cells of a table."""
-        found, memory = self.estimate(), self.number("available_kv_gib")
+        found, memory = self.estimate, self.number("available_kv_gib")
         if memory:
             return f"{memory:.2f} GiB | {found.kv_cache.central / GIB if found.kv_cache else 0:.2f} GiB"
         return f"{self.row['kv_tokens']} tokens | {found.tokens.central if found.tokens else 0} tokens"
@@ -105,7 +105,9 @@ class Start(NamedTuple):
     def number(self, column: str) -> float | None:
         return float(self.row[column]) if self.row[column] else None
 
+    @cached_property
     def estimate(self) -> Ledger:
+        """Return what diag estimates, with the range over all releases if the log names none."""
         found = ledger(self.model, self.setup)
         if self.known != "release not named":
             return found
@@ -124,18 +126,18 @@ class Start(NamedTuple):
         if self.is_quantized_somehow:
             return None
         logged = self.number("weights_gib")
-        sizes = [row.computed for row in self.estimate().rows if row.name in (WEIGHTS, DRAFT) and row.computed]
+        sizes = [row.computed for row in self.estimate.rows if row.name in (WEIGHTS, DRAFT) and row.computed]
         return sum(size.central for size in sizes) / GIB / logged - 1 if sizes and logged else None
 
     def has_weights_inside(self) -> bool:
         """Return True if the logged weights lie in the estimated range."""
-        sizes = [row.computed for row in self.estimate().rows if row.name in (WEIGHTS, DRAFT) and row.computed]
+        sizes = [row.computed for row in self.estimate.rows if row.name in (WEIGHTS, DRAFT) and row.computed]
         logged, half = (self.number("weights_gib") or 0) * GIB, 0.005 * GIB
         return sum(size.low for size in sizes) - half <= logged <= sum(size.high for size in sizes) + half
 
     def memory_error(self) -> float | None:
         """Return the error of the KV cache's bytes, from the launch and the GPU alone; of its tokens without bytes."""
-        found, logged, tokens = self.estimate(), self.number("available_kv_gib"), self.number("kv_tokens")
+        found, logged, tokens = self.estimate, self.number("available_kv_gib"), self.number("kv_tokens")
         if not self.setup.total or not found.kv_cache or self.is_quantized_somehow:
             return None
         if logged and logged > 0:
@@ -146,7 +148,7 @@ class Start(NamedTuple):
         """Return True if the logged KV cache lies in the estimated range; None if `memory_error` is None."""
         if self.memory_error() is None:
             return None
-        found, logged, tokens = self.estimate(), self.number("available_kv_gib"), self.number("kv_tokens")
+        found, logged, tokens = self.estimate, self.number("available_kv_gib"), self.number("kv_tokens")
         size, value = (found.kv_cache, logged * GIB) if logged else (found.tokens, tokens)
         half = 0.005 * GIB if logged else 0
         return bool(size and value and size.low - half <= value <= size.high + half)
@@ -158,18 +160,21 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def starts() -> Iterator[Start]:
-    """Yield the rows whose model's config.json is known and whose flags diag reads."""
+@cache
+def starts() -> tuple[Start, ...]:
+    """Return the rows whose model's config.json is known and whose flags diag reads."""
+    read_starts = []
     for row in rows():
         with suppress(BadUsage):
             if not why_left_out(row):
-                yield _start(row)
+                read_starts.append(_start(row))
+    return tuple(read_starts)
 
 
 def left_out() -> dict[str, int]:
     """Return the number of rows that cannot be computed, by the reason."""
     reasons = Counter(why for row in rows() if (why := why_left_out(row)))
-    found = list(starts())
+    found = starts()
     reasons["which layers are quantized is unknown: the layout alone is compared"] = sum(
         start.is_quantized_somehow for start in found
     )

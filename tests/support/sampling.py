@@ -2,11 +2,14 @@
 
 import os
 import random
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import pytest
 
 THOROUGH = bool(os.environ.get("DIAG_THOROUGH"))
 Case = TypeVar("Case")
+Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def some(cases: Iterable[Case], size: int, seed: object = "") -> list[Case]:
@@ -16,3 +19,9 @@ def some(cases: Iterable[Case], size: int, seed: object = "") -> list[Case]:
         return every
     chosen = sorted(random.Random(f"47 {seed}").sample(range(len(every)), size))
     return [every[at] for at in chosen]
+
+
+def sampled(names: str | tuple[str, ...], cases: Iterable[Any], size: int = 1) -> Callable[[Test], Test]:
+    """Parametrise a test with so many of the cases, which differ from test to test; in a thorough run with all."""
+    every = list(cases)
+    return lambda test: pytest.mark.parametrize(names, some(every, size, getattr(test, "__name__", "")))(test)

@@ -5,7 +5,7 @@ Its counters go on at their recorded rates, so that an hour and a half can be ha
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from support import rewriting, timelines
@@ -20,14 +20,19 @@ SLO_EDGES = ("1.0", "2.5", "40.0", "1920.0", "+Inf")
 LATENCY = "_seconds_sum"
 
 
+@lru_cache(maxsize=2)  # several tests change the same pages
 def scrapes(
     slower: float = 1.0, load: float = 1.0, open_loop: bool = False, **after: float
-) -> Iterator[rewriting.Scrape]:
+) -> tuple[rewriting.Scrape, ...]:
     """An exporter's pages. After the upgrade all takes `slower` times as long, with `load` times as many clients.
 
     Closed-loop clients of a slower server send less often; of an open loop, more requests run at a time. `after` are
     factors of metrics by the end of their names, the first that fits: `prompt_tokens_total=3`.
     """
+    return tuple(_scrapes(slower, load, open_loop, after))
+
+
+def _scrapes(slower: float, load: float, open_loop: bool, after: dict[str, float]) -> Iterator[rewriting.Scrape]:
     for minute in range(MINUTES):
         at = START + EVERY * minute
         if minute == UPGRADE:

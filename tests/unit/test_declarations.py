@@ -22,7 +22,7 @@ from diag.exporter.process.kernel import EVENTS
 from diag.knowledge.catalog import load
 from diag.knowledge.formulas import formula
 from diag.promql import Expression, parse
-from diag.promql.data import NAME, Selector
+from diag.promql.data import NAME, Matcher, Selector
 from diag.promql.facts import selectors
 from diag.report.coverage import sentences
 from diag.verify import changes, compare
@@ -88,7 +88,12 @@ def matches(selector: Selector, label: str, value: str) -> bool:
 
 def metrics(selector: Selector) -> set[str]:
     """The families of the exporter that a selector can read."""
-    return {family for family in families() if matches(selector, NAME, family)}
+    return _families_of(tuple(matcher for matcher in selector.matchers if matcher.label == NAME))
+
+
+@cache
+def _families_of(named: tuple[Matcher, ...]) -> set[str]:
+    return {family for family in families() if named and all(matcher.accepts(family) for matcher in named)}
 
 
 def values_of(label: str) -> set[str]:

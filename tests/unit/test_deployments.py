@@ -4,12 +4,15 @@ import json
 import random
 import re
 import shlex
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from support.paths import MODELS, ROOT
 from support.sampling import some
 
+from diag.commands import budget
 from diag.commands.budget import estimate, run, size_up
 from diag.commands.lint import judge
 from diag.commands.options import BudgetOptions, PreflightOptions
@@ -55,9 +58,10 @@ def launch(seed: int) -> tuple[str, str, str, int]:
 
 
 def sized(command: str, gpu: str, context: str, concurrency: int) -> tuple[str, dict[str, object]]:
-    """Return a page, and what it says as JSON."""
+    """Return a page, and what it says as JSON; both of one sizing."""
     options = BudgetOptions(command, gpu, version="0.32.0", context=context, concurrency=concurrency)
-    return run(options)[0], json.loads(run(options, as_json=True)[0])
+    with patch.object(budget, "size_up", cache(size_up)):
+        return run(options)[0], json.loads(run(options, as_json=True)[0])
 
 
 @pytest.mark.parametrize("seed", some(range(500), 10))
@@ -178,7 +182,8 @@ def rows_of(said: dict[str, object]) -> list[dict[str, object]]:
 
 def everywhere(model: str, **more: object) -> tuple[str, dict[str, object]]:
     options = BudgetOptions(model, version="0.33.0", all_gpus=True, **more)  # type: ignore[arg-type]
-    return run(options)[0], json.loads(run(options, as_json=True)[0])
+    with patch.object(budget, "size_up", cache(size_up)):
+        return run(options)[0], json.loads(run(options, as_json=True)[0])
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def held() -> Iterator[tuple[Answer, threading.Event]]:
 
     def answer(request: Request) -> Reply | None:
         if request.path == "/health":
-            over.wait(20)
+            over.wait(600)
             return Reply(b"", 503, UVICORN)
         return Reply() if request.path == "/metrics" else Reply(b"", 404)
 
@@ -111,7 +111,7 @@ def test_health_that_comes_late_is_not_measured_and_delays_no_page() -> None:
         for _ in range(3):
             begin = time.monotonic()
             asked.page()
-            assert time.monotonic() - begin < 15, "it is held for 20 s"
+            assert time.monotonic() - begin < 120, "it is held for 600 s"
             assert asked.health is None
         assert len(server.asked("/health")) == 1, "a server that answers late gets no second request"
         assert not asked.unanswered, "it may still answer"

@@ -2613,6 +2613,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_a_launch_does_by_default_is_read(tmp_path: Path) -> None:
     wrong = {}
     around = {

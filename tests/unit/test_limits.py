@@ -11,8 +11,7 @@ from support.paths import ROOT
 
 from diag.cli import options
 from diag.commands import doctor, explain, lint
-from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED
-from diag.commands.mcp.server import LONGEST_COMMAND
+from diag.commands.mcp.answers import CHARACTERS, COMPACT, DETAILED, LONGEST_COMMAND
 from diag.commands.observe import ObserveOptions
 from diag.commands.ramp import MOST_FILES
 from diag.core import files

@@ -102,7 +102,7 @@ def test_scrapes_keep_to_their_grid_however_long_an_answer_takes() -> None:
         return Reply()
 
     with serving(answer) as server:
-        times = scrape_times(look(server, every=1.2, duration=2.4), server)
+        times = scrape_times(look(server, every=1.2, duration=4.8), server)  # one of four is begun in time
     late = (times[1:] - times[0]) % 1200
     assert late.min() < 550  # 600 at least, if each scrape were counted from the end of the one before
 
@@ -636,6 +636,7 @@ print(seen.scrapes > 2, seen.notes)
     assert (out.strip(), err) == ("True ('interrupted: only the scrapes until then were used',)", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["new_event_loop", "_cancel_all_tasks"])
 def test_ctrl_c_while_the_event_loop_is_set_up_or_closed_leaves_nothing_in_pieces(moment: str) -> None:
     """The asyncio module handles Ctrl-C itself only in between."""

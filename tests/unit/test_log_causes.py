@@ -501,6 +501,7 @@ HEALTH = f'{API}INFO:     172.18.0.1:48712 - "GET /health HTTP/1.1" {{}}'
 DEAD, ALIVE = HEALTH.format("503 Service Unavailable"), HEALTH.format("200 OK")
 
 
+@pytest.mark.slow
 @each_row(
     "lines, verdict",
     [
@@ -576,6 +577,7 @@ EXITED = "Jan 28 10:40:08 localhost systemd[1]: vllm.service: Main process exite
 V0_FAILED = "Jan 28 10:40:07 localhost bash[3]: RuntimeError: Engine process failed to start. See stack trace for the root cause."
 
 
+@pytest.mark.slow
 @each_row(
     "lines, quoted, quotes_not",
     [

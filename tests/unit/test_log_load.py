@@ -1,13 +1,12 @@
 """A log's stats lines and access log are samples: the incidents of load, of silence and of failing answers."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support.cli import diag
 from support.reports import judged_logs as judged
 
 from diag.core.errors import Unreachable
@@ -474,6 +473,6 @@ def test_the_traceback_of_a_request_alone_is_no_failed_start(tmp_path: Path) -> 
     lines += ["ValueError: Failed to apply Llama4Processor on data={'text': '<|image|>'}"]
     path = tmp_path / "request.log"
     path.write_text("\n".join(lines) + "\n")
-    ran = subprocess.run([sys.executable, "-m", "diag", "doctor", path], capture_output=True, text=True, check=False)
+    ran = diag("doctor", str(path))
     assert ran.stdout.startswith("CANNOT TELL")
     assert "a request failed (line 10)" in ran.stdout

@@ -760,6 +760,7 @@ def statistics(seconds: float, tokens: float = 10.0) -> str:
     return f"(APIServer pid=24326) INFO {at} [loggers.py:259] Engine 000: {rates}, Waiting: 0 reqs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forged", [access_lines, behind_line_feeds])
 def test_no_text_of_a_client_in_the_access_log_hides_a_death_or_makes_one(
     forged: Callable[[str, float], list[str]], tmp_path: Path
@@ -781,6 +782,7 @@ def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
     os.close(read_end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("later", "is_dead"),
     [

@@ -1,9 +1,11 @@
 """An agent asks about nothing but what the command line names, and reads no more than it can."""
 
+import importlib
 import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.paths import RECORDINGS
@@ -11,7 +13,6 @@ from support.paths import RECORDINGS
 from diag.commands import budget, lint
 from diag.commands.mcp import run
 from diag.commands.mcp.answers import quote, quote_foreign, shorten, to_json
-from diag.commands.mcp.server import AgentTools
 from diag.commands.mcp.targets import AllowedTargets, NotAllowed, allow
 from diag.commands.observe import ObserveOptions
 from diag.commands.options import BudgetOptions
@@ -19,6 +20,12 @@ from diag.core.errors import BadUsage
 from diag.sources.prometheus.scope import Scope, TimeSpan
 from diag.vllm.command.command import Command
 from diag.vllm.memory.model import find
+
+
+def agent(targets: AllowedTargets) -> Any:
+    """The tools, loaded only by the process that runs these tests: they take a second of CPU."""
+    return importlib.import_module("diag.commands.mcp.server").AgentTools(targets)
+
 
 BASE = ObserveOptions([], log="vllm.log", launch="vllm serve m")
 
@@ -89,7 +96,7 @@ def test_no_file_is_opened_for_a_command_of_an_agent(tmp_path: Path) -> None:
     assert "broken" not in str(foreign) and str(foreign).count("not looked at for a command from elsewhere") == 3
     for what in (command, str(tmp_path), f"vllm serve {tmp_path}", str(tmp_path / "config.json")):
         with pytest.raises(NotAllowed, match="opened for an agent"):
-            AgentTools(AllowedTargets()).budget(command=what, gpu="h100")
+            agent(AllowedTargets()).budget(command=what, gpu="h100")
 
 
 NAMES = (
@@ -109,7 +116,7 @@ def test_no_answer_to_an_agent_tells_whether_a_file_exists(
     (tmp_path / "aa" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "aa.yaml").write_text("max-num-seqs: 7\n")
     monkeypatch.chdir(tmp_path)
-    tools = AgentTools(AllowedTargets())
+    tools = agent(AllowedTargets())
 
     def answer(name: str, tool: str) -> str:
         command = form.format(name)
@@ -138,7 +145,7 @@ def test_no_file_is_opened_that_a_recording_or_a_log_names(kind: str, tmp_path: 
         shutil.copytree(RECORDINGS / "healthy", target)
         about = (target / "recording.toml").read_text()
         (target / "recording.toml").write_text(re.sub(r"(?m)^launch = .*", f'launch = "{launch}"', about))
-    tools = AgentTools(AllowedTargets(recordings=recordings))
+    tools = agent(AllowedTargets(recordings=recordings))
     for more in ({"gpu": "h100"}, {"all_gpus": True}):
         with pytest.raises(BadUsage) as refused:
             tools.budget(target=kind, **more)
@@ -153,7 +160,7 @@ def test_a_model_is_found_only_in_the_cache_and_a_recording_only_below_its_folde
     (tmp_path / "models--o--m" / "snapshots").mkdir(parents=True)
     for place in (tmp_path, tmp_path / "models--o--m"):
         (place / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 31337}')
-    tools, cache = AgentTools(AllowedTargets()), f"HF_HUB_CACHE={tmp_path} "
+    tools, cache = agent(AllowedTargets()), f"HF_HUB_CACHE={tmp_path} "
     for words in (f"--revision {tmp_path}", "--revision ..", "--revision ../snapshots/..", ""):
         found = tools.lint(command=f"{cache}vllm serve o/m {words} --max-model-len 40000", vllm_version="0.32.0")
         assert "31337" not in str(found), words

@@ -276,6 +276,7 @@ def test_invalid_recording_toml_is_refused(tmp_path: Path, about: str, reason: s
     assert reason in refusal(written(tmp_path, scrapes(1), about))
 
 
+@pytest.mark.slow
 def test_reading_takes_time_linear_in_targets(tmp_path: Path) -> None:
     def seconds(targets: int) -> float:
         folder = tmp_path / str(targets)

@@ -16,7 +16,6 @@ from diag.diagnosis.report import Report
 
 BEGUN = 1_795_000_000.0
 MINUTES = [2.0 * k for k in range(120)]
-pytestmark = pytest.mark.fast
 
 
 def judge(folder: Path, kind: str) -> Report:

@@ -82,6 +82,7 @@ def page_of(exporter: str) -> bytes:
     return b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["doctor {url} --for 0", "exporter --vllm {url} --listen {listen}"])
 def test_nothing_is_imported_or_asked_without_its_option(command: str) -> None:
     """No stacks are read and no route of 0.33, such as /fault_tolerance/status, is asked unless somebody says so."""

@@ -41,6 +41,8 @@ _STEPS = ((50, 4000), (40, 2000), (30, 1200), (20, 800), (12, 500), (8, 300), (5
 """Entries of a list and characters of a text; the first pair with which an answer fits is used."""
 _NOT_IN_NAMES = re.compile(r"[^\w .:/@+=,%()\[\]-]", re.ASCII)
 LONGEST_NAME = 128
+LONGEST_COMMAND = 65_536
+"""Characters of a launch command."""
 ADDED = ("headlines", "checked", "not_collected", "needs_telemetry", "impact", "diff", "1/s")
 """Fields and units in answers that no schema of a command's JSON declares."""
 

@@ -39,8 +39,6 @@ MOST_AT_ONCE = 4
 PROGRESS_SECONDS = 5.0
 """Seconds between two progress notices of a call, for clients that give up after a minute without one."""
 LONGEST_MESSAGE = 200
-LONGEST_COMMAND = 65_536
-"""Characters of a launch command."""
 
 
 # -- arguments: an optional text is "" if it is not given -------------------------------------------------------------
@@ -240,7 +238,7 @@ class AgentTools(NamedTuple):
 
     def lint(
         self,
-        command: Annotated[str, text(_A_COMMAND, LONGEST_COMMAND, shortest=1)],
+        command: Annotated[str, text(_A_COMMAND, answers.LONGEST_COMMAND, shortest=1)],
         vllm_version: Version = "",
         detail: Detail = False,
     ) -> LintAnswer:
@@ -251,7 +249,7 @@ class AgentTools(NamedTuple):
 
     def budget(
         self,
-        command: Annotated[str, text(_A_COMMAND, LONGEST_COMMAND)] = "",
+        command: Annotated[str, text(_A_COMMAND, answers.LONGEST_COMMAND)] = "",
         target: Target = "",
         vllm_version: Version = "",
         gpu: Annotated[str, text("h100, a100-80, l40s ...; default: this host's")] = "",

@@ -270,17 +270,21 @@ def members(name: str) -> tuple[str, ...]:
 def closest(name: str) -> str:
     """Return the repository with the closest name of the same family and about the same size, "" without one."""
     wanted, words = _key(_without_format(name)), _words(_without_format(name))
-    size = max(map(_number, _sizes(words)), default=0.0)
+    size = _largest(_without_format(name))
     ratio = 1.3  # of sizes that are about the same
 
     def is_near(repository: str) -> bool:
-        other = _words(repository)
-        largest = max(map(_number, _sizes(other)), default=0.0)
-        return bool(words) and other[:1] == words[:1] and size / ratio <= largest <= size * ratio
+        same_family = bool(words) and _words(repository)[:1] == words[:1]
+        return same_family and size / ratio <= _largest(repository) <= size * ratio
 
     keys = {_key(repository): repository for repository in reversed(repositories()) if is_near(repository)}
     near = [key for key in sorted(keys) if wanted and key.startswith(wanted)] or get_close_matches(wanted, keys, n=1)
     return keys[near[0]] if near else ""
+
+
+def _largest(name: str) -> float:
+    """Return the largest size in a name, 0 without one."""
+    return max(map(_number, _sizes(_words(name))), default=0.0)
 
 
 def _number(size: str) -> float:
