@@ -7,7 +7,7 @@ import shlex
 import textwrap
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
@@ -290,6 +290,11 @@ class _Values:
                     return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         return self._computed(node, depth)
 
+    def _read_objects(self, scopes: Sequence[ast.stmt], held: Sequence[ast.Subscript | ast.Attribute]) -> None:
+        """Learn what classes set for their objects, and which objects the source changes."""
+        self._classes = {scope.name: class_values(scope) for scope in scopes if isinstance(scope, ast.ClassDef)}
+        self._set = {_names(one.value)[0] for one in held if not isinstance(one.ctx, ast.Load)}
+
     def _made(self, holder: ast.expr) -> Mapping[str, ast.expr]:
         """Return the attributes of a class, or of an object that a call of it makes."""
         name = holder.id if isinstance(holder, ast.Name) else ""
@@ -365,7 +370,7 @@ class _Source(_Values):
         stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
         held = [node for node in nodes if isinstance(node, ast.Subscript | ast.Attribute)]
         held = [node for node in held if isinstance(node.value, ast.Name)]
-        self._set = {_names(node.value)[0] for node in held if not isinstance(node.ctx, ast.Load)}
+        self._read_objects(self._scopes, held)
         self._changed = self._set | {_names(node.value)[0] for node in held if isinstance(node, ast.Attribute)}
         assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
@@ -383,7 +388,6 @@ class _Source(_Values):
                     is_fixed = isinstance(value, ast.Constant | ast.JoinedStr) or _is_gpu(value)
                     self._changed -= {name.id} if is_fixed else set()
         self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
-        self._classes = {scope.name: class_values(scope) for scope in self._scopes if isinstance(scope, ast.ClassDef)}
         self._options |= _parameters(nodes, self._calls, stored)
         self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
