@@ -332,6 +332,7 @@ def test_tensor_parallelism_joins_the_gpus_of_one_host(gpu: str, most: int) -> N
     assert max(one.setup.tensor for one in found.rows) == most
 
 
+@pytest.mark.slow
 def test_a_launch_for_no_load_runs_what_it_is_said_to_hold() -> None:
     """Was: more requests than --max-num-seqs' default in line 1, and no flag in the launch."""
     found = size_up(BudgetOptions("Qwen/Qwen3-0.6B", version="0.32.0", context="128", all_gpus=True), None)
@@ -453,6 +454,7 @@ def test_config_takes_a_file_of_any_name(tmp_path: Path) -> None:
 FENCE = re.compile(r"```console\n\$ diag budget (.*?)\n(.*?)```", re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(5))
 def test_the_questions_of_the_page_have_these_answers(at: int) -> None:
     command, answer = FENCE.findall((ROOT / "docs" / "sizing.md").read_text(encoding="utf-8"))[at]

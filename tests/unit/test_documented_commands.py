@@ -75,6 +75,7 @@ def outputs() -> Iterator[tuple[str, list[str]]]:
             yield command.removeprefix("$ diag "), lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "lines"), list(outputs()))
 def test_the_output_in_the_tutorial_is_real(command: str, lines: list[str]) -> None:
     printed = iter(diag(*shlex.split(command)).stdout.splitlines())

@@ -207,6 +207,7 @@ def test_options_are_those_at_which_the_log_hints_and_that_are_on(near: str, opt
     assert f"start without {options} and with --no-async-scheduling" in found.do
 
 
+@pytest.mark.slow
 def test_a_search_in_the_lines_around_an_error_takes_no_square_of_them() -> None:
     packed = "\n".join(
         ["Available KV cache memory: 1 Initializing a V1 LLM engine gpu_memory_utilization=0.5 " * 48] * 60

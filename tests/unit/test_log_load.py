@@ -114,6 +114,7 @@ def test_idle_silence_is_no_stall(tmp_path: Path, form: str) -> None:
     assert report.verdict == "no_incident"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [
@@ -128,6 +129,7 @@ def test_a_healthy_end_is_not_called_ill(tmp_path: Path, end: list[str]) -> None
     assert report_on(tmp_path, [*busy(30, 110), *end]).verdict == "no_incident"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("running", "waiting"), [(1, 0), (8, 8), (0, 3)])
 def test_a_log_that_ends_with_requests_and_no_token_does_not_tell(tmp_path: Path, running: int, waiting: int) -> None:
     """Ten seconds without a token are a hang or a long prefill, and no line would come in either case."""
@@ -213,6 +215,7 @@ def test_a_crash_before_hours_of_idleness_is_over(tmp_path: Path) -> None:
     assert report_on(tmp_path, [*busy(30, 110), died, *again, *idle, *busy(8000, 8100)]).verdict == "no_incident"
 
 
+@pytest.mark.slow
 @FORMS
 def test_a_queue_for_an_hour_is_one(tmp_path: Path, form: str) -> None:
     report = report_on(tmp_path, [stats(second, 12, 5.4, 1, 14, form) for second in range(30, 3630, 10)])
@@ -429,6 +432,7 @@ def dump(second: float, reason: str = "feed timeout") -> str:
     return f"(EngineCore pid=88) INFO {at(second)} [watch_dog.py:101] [Watchdog]Dumped stack to {file} due to {reason}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lines", "verdict", "found"),
     [

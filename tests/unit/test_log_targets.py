@@ -519,6 +519,7 @@ def test_a_fragment_with_the_exception_of_a_request_tells_that_and_no_failed_sta
     assert "a request failed (line 5): ValueError: bad role" in told(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head",
     [
@@ -540,6 +541,7 @@ def test_an_announced_exception_needs_no_traceback(tmp_path: Path, head: str, fr
 PARSER = '  File "/site-packages/vllm/{}", line 310, in {}'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "file", "function", "incident"),
     [

@@ -414,6 +414,7 @@ def test_llavas_own_form_is_refused_and_that_of_transformers_is_sized(name: str)
     assert find_shape("llava-hf/llava-onevision-qwen2-7b-ov-hf") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "served", "shape"),
     [
