@@ -184,7 +184,7 @@ _DEEPEST = 3
 _DEEPEST_SCRIPT = 8
 """Scripts in a word of another, sh -c '...', that are followed."""
 _HELP = re.compile(r"(--help|-h)(=|$)|\$\{?(\w*_)?help(_\w+)?\}?$", re.IGNORECASE)
-_MENTIONS = re.compile(NOTATIONS["patterns"]["parse_mentions"])
+_MENTIONS, _IDLE = re.compile(NOTATIONS["patterns"]["parse_mentions"]), (["true"], ["false"], [":"])
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:
@@ -742,6 +742,8 @@ def _with_arrays(steps: Sequence[tuple[int, Statement]]) -> list[tuple[int, list
     commands, ran = list[tuple[int, list[str]]](), set[int]()
     arrays, waiting, named = dict[str, list[str]](), dict[str, int](), set[str]()
     for at, (name, words, *_) in steps:
+        if not name and words in _IDLE:
+            continue
         array, is_more = f"${{{name.removesuffix('+')}[@]}}", name.endswith("+")
         uses = [_ARRAY_USE.sub(r"${\1[@]}", word) for word in words]
         filled = [
