@@ -184,7 +184,7 @@ _DEEPEST = 3
 _DEEPEST_SCRIPT = 8
 """Scripts in a word of another, sh -c '...', that are followed."""
 _HELP = re.compile(r"(--help|-h)(=|$)|\$\{?(\w*_)?help(_\w+)?\}?$", re.IGNORECASE)
-_MENTIONS, _IDLE = re.compile(NOTATIONS["patterns"]["parse_mentions"]), (["true"], ["false"], [":"])
+_MENTIONS = re.compile(NOTATIONS["patterns"]["parse_mentions"])
 
 
 def read(text: str, folder: Path = Path(), version: str = "") -> Command:
@@ -742,8 +742,6 @@ def _with_arrays(steps: Sequence[tuple[int, Statement]]) -> list[tuple[int, list
     commands, ran = list[tuple[int, list[str]]](), set[int]()
     arrays, waiting, named = dict[str, list[str]](), dict[str, int](), set[str]()
     for at, (name, words, *_) in steps:
-        if not name and words in _IDLE:
-            continue
         array, is_more = f"${{{name.removesuffix('+')}[@]}}", name.endswith("+")
         uses = [_ARRAY_USE.sub(r"${\1[@]}", word) for word in words]
         filled = [
@@ -800,14 +798,20 @@ def _run(
     environment, plain = {**variables}, dict(_plain(variables))
     exported, is_alone = dict[str, str](), len(commands) == 1
     left = sorted(others)
+    idle = set[tuple[str, ...]]()  # commands that start and set nothing with these variables
     for at, words in commands:
         while left and left[0] <= at:
             for name in others[left.pop(0)]:
                 environment.pop(name, None)
                 plain.pop(name, None)
+            idle.clear()
+        if (key := tuple(words)) in idle:
+            continue
         filled, absent = _split_words(_whole(words, environment), environment, plain)
         filled = _of_cloud_run(filled) or filled
+        idle.add(key)
         for server in _find_servers(filled, environment, folder, version, is_alone, depth):
+            idle.discard(key)
             is_far = server.around and server.elsewhere
             passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
             yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
@@ -815,6 +819,7 @@ def _run(
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
+        idle.clear()
         environment |= assigned
         for name in assigned:
             plain.pop(name, None)
