@@ -537,6 +537,7 @@ def _parse_shell(
     return tuple(compress(commands, is_new))  # calls of a function with the same values are one server
 
 
+_Commands = Sequence[tuple[int, Sequence[str]]]
 _Way = tuple[Sequence[tuple[int, Statement]], Mapping[int, Collection[str]]]
 
 
@@ -548,7 +549,7 @@ class _Script(NamedTuple):
 
     steps: Sequence[Statement]
     functions: Sequence[str]
-    ways: Sequence[_Way]
+    ways: Sequence[tuple[_Commands, Mapping[int, Collection[str]]]]
     is_cut: bool
 
 
@@ -565,7 +566,7 @@ def _script(text: str, variables: tuple[tuple[str, str], ...]) -> _Script:
     functions = _functions(text.split("\n"))
     steps = _inlined(_with_outputs(steps, functions), functions)
     ways, is_cut = _branches(steps, functions, dict(variables))
-    return _Script(steps, functions, [*ways], is_cut)
+    return _Script(steps, functions, [(_with_arrays(way), others) for way, others in ways], is_cut)
 
 
 def _branches(
@@ -782,7 +783,7 @@ def _within(word: str, arrays: Mapping[str, Sequence[str]]) -> str:
 
 
 def _run(
-    steps: Sequence[tuple[int, Statement]],
+    commands: _Commands,
     version: str,
     folder: Path | None,
     variables: Mapping[str, str],
@@ -794,7 +795,6 @@ def _run(
     `others` has the variables which lead to a branch only if they have other values than those of the script, by the
     command with which its block begins.
     """
-    commands = _with_arrays(steps)
     environment, plain = {**variables}, dict(_plain(variables))
     exported, is_alone = dict[str, str](), len(commands) == 1
     left = sorted(others)

@@ -319,7 +319,9 @@ def here_documents(text: str) -> list[str]:
 
 
 def _inline_documents(text: str, others: list[str] | None = None) -> str:
-    """Remove here-documents; one that a shell reads becomes its script: bash -c '...'. `found` collects the others."""
+    """Remove here-documents; one that a shell reads becomes its script: bash -c '...'. `others` collects the rest."""
+    if "<<" not in text:
+        return text
     lines, kept, at = text.split("\n"), list[str](), 0
     places: dict[str, list[int]] = {}
     for place, line in enumerate(lines):
