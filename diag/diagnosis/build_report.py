@@ -518,8 +518,9 @@ def _of_request(line: EventLine, ending: LogEnding, version: str) -> KnownFailur
 
 def _told_near(ending: LogEnding) -> KnownFailure | None:
     """Return the failure that the lines at the end of a log tell, of one that shows no state that explains it."""
+    is_ill = ending.state in ("lost", *ENDS_ILL) or "Error initializing vLLM engine: " in ending.context.nearby
     told = told_by_others(ending.context, "") if ending.state in ("lost", "starting", "stopped") else None
-    return told or (told_by_vllm(ending.context, is_alone=True) if ending.state in ("lost", *ENDS_ILL) else None)
+    return told or (told_by_vllm(ending.context, is_alone=True) if is_ill else None)
 
 
 def _why_unknown(ending: LogEnding, name: str) -> str:

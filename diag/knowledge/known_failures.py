@@ -409,7 +409,7 @@ def told_by_vllm(context: LogContext, version: str = "", *, is_alone: bool = Fal
         text = bare((line["said"] or line["text"]).strip())
         told, seen = known_failure([text], version, "", context=context), printable(hidden(text), MOST_SEEN)
         if told is not None and told.basis == "named by the error":
-            return told._replace(seen=seen)
+            return told._replace(seen=told.seen or seen)
         says = "" if WORDS.says_nothing.search(text) else _said(text)
         if is_alone and not (last or line["warning"]) and (says or told):
             last = (told or KnownFailure("", says, "", ""))._replace(seen=seen)

@@ -116,7 +116,7 @@ def removed_flag(target: LintTarget) -> Iterator[Match]:
         text = " ".join(mention.values)
         replacement = REPLACED.get(flag.name, ReplacedFlag(""))
         if flag.name == "--task":
-            replacement = TASKS.get(text, TASKS["generate"])
+            replacement = TASKS.get(text, ReplacedFlag("--task was split into --runner and --convert"))
         elif flag.name == "--cuda-graph-sizes" and len(mention.values) == 1:
             replacement = LARGEST_SIZE
         elif flag.name == "--override-pooler-config" and re.search(r'"(?:normalize|softmax|activation)"', text):

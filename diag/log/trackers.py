@@ -20,6 +20,7 @@ from diag.log.tracebacks import MOST_READ, ErrorLine
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.redaction import is_like_a_flag, is_plain_name
 from diag.vllm.command.shell import HIDDEN
+from diag.vllm.flags.registry import known
 from diag.vllm.running_config import FLAGS, number, words
 
 READY_STAGE = STAGES.index(READY)
@@ -420,7 +421,10 @@ def _without_value(word: str, before: str) -> str:
     """
     name, has_value, value = word.partition("=")
     if not word.startswith("-"):
+        if before in known() and word in known()[before].choices:  # a word of vLLM's own list is no key
+            return word
         return HIDDEN if before.startswith("-") and "=" not in before and not _NUMBER.fullmatch(word) else word
     if not (is_plain_name(name) or is_like_a_flag(name)):
         return f"--{HIDDEN}"
-    return f"{name}={HIDDEN}" if has_value and not _NUMBER.fullmatch(value) else word
+    is_secret = has_value and not _NUMBER.fullmatch(value) and not (name in known() and value in known()[name].choices)
+    return f"{name}={HIDDEN}" if is_secret else word

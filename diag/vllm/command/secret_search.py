@@ -314,6 +314,10 @@ _RUNS = (
     re.compile(r"[A-Za-z0-9]{20,}"),
 )
 """Base64, which is no path; a part of a path; a part of a name."""
+_CACHED = re.compile(
+    r"(?:/[\w.-]{1,60}){0,8}/(?:torch_compile_cache|inductor_cache)(?:/[\w.-]{1,40}){0,6}/[a-z0-9]{2}/c[a-z2-7]{51}\.py\b"
+)
+"""Code that torch.compile has written: the name is its hash, and the way to it decides what failed."""
 _HEX = re.compile(_DATA["patterns"]["hex"])
 _PACKED, _LOGIN = re.compile(r"(?<![\w+/=-])[\w+/=-]{12,}"), re.compile(rb"[\w.@-]{1,64}:[!-~]{3,200}")
 """Words that may be base64 or hexadecimal of a user and a password, as in a header."""
@@ -329,6 +333,14 @@ _RANDOM_BITS, _FEWEST_PAIRS = 4.75, 12
 
 def _without_random(text: str) -> str:
     text = _PACKED.sub(lambda word: HIDDEN if _is_user_and_password(word[0]) else word[0], text)
+    cached = [match.span() for match in _CACHED.finditer(text)] if "_cache/" in text else []  # names made of hashes
+    if cached:
+        begins = [0, *(end for _, end in cached)]
+        parts = zip(begins, [*(start for start, _ in cached), len(text)], strict=True)
+        return "".join(
+            _without_random(text[start:end]) + (text[end : cached[at][1]] if at < len(cached) else "")
+            for at, (start, end) in enumerate(parts)
+        )
     for run in _RUNS:
         text = run.sub(lambda word: HIDDEN if _is_random(word[0]) else word[0], text)
     return str(_HEX.sub(lambda word: word[0] if word[0].isdecimal() else HIDDEN, text))
