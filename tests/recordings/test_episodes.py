@@ -336,14 +336,6 @@ def test_a_memory_error_goes_on_until_the_gpu_is_reset(
     assert "Xid 94" in fault.culprits
 
 
-def test_a_kind_of_xid_that_appears_is_an_error_of_the_gpu(tmp_path: Path) -> None:
-    def errors(t: float) -> str:
-        xid = 'diag_gpu_xid_errors_total{gpu="0",uuid="G",xid="119"} 1\n'
-        return 'diag_gpu_up{gpu="0",uuid="G"} 1\n' + xid * (t >= 500)
-
-    assert "Xid 119" in found(server(tmp_path, 600, 5, beside=errors), "gpu_fault").diagnosis.culprits
-
-
 @pytest.mark.parametrize(("pressure", "ongoing"), [(0.4, True), (0.0, False)])
 def test_a_full_cgroup_that_stalls_for_memory_is_about_to_be_killed(
     tmp_path: Path, pressure: float, ongoing: bool
