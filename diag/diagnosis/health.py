@@ -120,6 +120,16 @@ def health(
     for diagnosis in diagnoses:
         if diagnosis.server in present or not (signs := _signs(diagnosis)):  # what is present explains them
             continue
+        alike = {look.incident for look in diagnosis.incident.looks_like}
+        if any(
+            each.incident.id in alike
+            and each.server == diagnosis.server
+            and not each.ongoing
+            and (each.until or 0) > queries.source.instants[-1] / 1000 - queries.window(diagnosis.incident).seconds
+            for each in diagnoses
+            if each.state == "present"
+        ):  # the window still holds the signs of what has just ended
+            continue
         signals = dict.fromkeys(r.condition.signal for r in diagnosis.symptoms if r.holds is None)
         lacking = tuple(signal.name for signal in signals)
         is_short = queries.has_few_scrapes or watched < shortest_look(diagnosis.incident)

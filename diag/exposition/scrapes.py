@@ -92,9 +92,10 @@ class Parser:
         lines = page.split(b"\n")
         rest = lines.pop()
         rows, values, faults = self._parse_changed(lines) or self._parse_all(lines)
+        on_page = set(rows) if beside else ()  # an exporter has put its log there, maybe that of an older release
         for labels, value in beside:
             row = self._row({label: text for label, text in labels.items() if text})
-            if row >= 0:
+            if row >= 0 and row not in on_page:
                 rows, values = [*rows, row], [*values, value]
         if not rows:
             if not page.strip():

@@ -336,6 +336,20 @@ def test_a_memory_error_goes_on_until_the_gpu_is_reset(
     assert "Xid 94" in fault.culprits
 
 
+@pytest.mark.parametrize(("pressure", "ongoing"), [(0.4, True), (0.0, False)])
+def test_a_full_cgroup_that_stalls_for_memory_is_about_to_be_killed(
+    tmp_path: Path, pressure: float, ongoing: bool
+) -> None:
+    def memory(t: float) -> str:
+        return (
+            f"diag_host_memory_limit_bytes 1e11\ndiag_host_memory_used_bytes {min(5e10 + 2.5e8 * t, 9.9e10)}\n"
+            f'diag_host_memory_events_total{{event="max"}} {10 * max(t - 200, 0)}\n'
+            f'diag_host_pressure_ratio{{resource="memory"}} {pressure * (t > 200)}\n'
+        )
+
+    assert found(server(tmp_path, 1000, 5, beside=memory), "host_memory_exhausted").diagnosis.ongoing is ongoing
+
+
 def crash_log(at: float) -> Callable[[float], str]:
     """Return the samples of a log that shows a crash at that second, once it has happened."""
 

@@ -261,6 +261,11 @@ def test_api_server_at_a_full_core_gets_more_processes(tmp_path: Path) -> None:
     assert proposed(report, FRONT)["--api-server-count"] == 6  # one core, four times the load, 0.7 of a core each
 
 
+def test_requests_that_reach_the_engine_late_are_measured_by_their_responses(tmp_path: Path) -> None:
+    """The engine's end-to-end latency may begin once the API server has handed a request over."""
+    assert state(judged(tmp_path, FRONT, scaled(LATENCY, 0.1)), FRONT) == "present"
+
+
 @pytest.mark.parametrize(("interval", "proposed"), [(12, True), (32, False)])
 def test_tokens_are_never_sent_in_smaller_groups(tmp_path: Path, interval: int, proposed: bool) -> None:
     assert (

@@ -321,18 +321,27 @@ def test_gpu_whose_clock_is_far_below_that_of_its_peer_is_named(tmp_path: Path, 
     assert "-i 1 -q" in proposal.name and "nvidia-smi -i 1 -rgc" in proposal.text
 
 
+def hangs(t: float) -> bool:
+    return t % 10 < 4
+
+
 @pytest.mark.parametrize(
     ("ranks", "first", "second"),
     [
         (2, {}, {"clock_hertz__sm": 1500e6}),
         (2, {"clock_hertz__sm": 900e6}, {"clock_hertz__sm": 900e6}),
         (2, {}, {"clock_hertz__sm": 900e6, "utilization_ratio": 0.2}),
+        (
+            2,
+            {},
+            {"clock_hertz__sm": lambda t: 300e6 if hangs(t) else 1980e6, "utilization_ratio": lambda t: not hangs(t)},
+        ),
         (1, {}, {"clock_hertz__sm": 900e6}),
     ],
-    ids=["a power limit", "all alike", "an idle GPU", "one rank"],
+    ids=["a power limit", "all alike", "an idle GPU", "a rank that hung", "one rank"],
 )
 def test_clocks_that_hold_nobody_up_are_no_incident(
-    tmp_path: Path, ranks: int, first: dict[str, float], second: dict[str, float]
+    tmp_path: Path, ranks: int, first: dict[str, object], second: dict[str, object]
 ) -> None:
     assert not present(judge(tmp_path, HEALTHY, config(tensor_parallel_size=ranks), gpu(0, **first), gpu(1, **second)))
 

@@ -87,6 +87,15 @@ def test_the_file_itself_may_be_named(tmp_path: Path) -> None:
     assert read(file).versions == {"h:1": "0.9.1"}
 
 
+def test_log_completes_the_page_of_an_exporter_that_knows_less(tmp_path: Path) -> None:
+    fatal = "(EngineCore pid=5) ERROR 11-27 03:34:29 [core.py:710] EngineCore encountered a fatal error.\n"
+    (tmp_path / "server.log").write_text(fatal)
+    page = PAGE + 'diag_vllm_log_events_total{event="engine_dead"} 0\n'
+    observed = read(written(tmp_path, scrapes(1795750464, 1795750469, 1795750474, page=page)))
+    events = 'diag_vllm_log_events_total{event=~"engine_dead|grammar_failed"}'
+    assert evaluate(events, observed.samples, observed.instants).values[:, -1].tolist() == [0, 0]
+
+
 def test_pages_need_not_be_compressed(tmp_path: Path) -> None:
     (tmp_path / "metrics.prom").write_text(scrapes(1, 3))
     assert read(tmp_path).scrapes == 2

@@ -68,8 +68,13 @@ PARTS, SIGNALS = declared(
     f"""
     host_memory_meets_its_limit: bool =
         ($limit_hits > bool 0) * $host_memory_limit_is_constant * ($vllm_up or $up_last)
-        * (($host_memory_limit - $host_memory) / clamp_min($host_memory_growth_last_minute, 1)
+        * ($stalls_at_the_host_memory_limit
+          or ($host_memory_limit - $host_memory) / clamp_min($host_memory_growth_last_minute, 1)
           < bool {SECONDS_TO_DRAIN / 3:g})
+    # page cache does not count: a full cgroup whose processes stall for memory has none left to give up
+    stalls_at_the_host_memory_limit: bool =
+        max by ($by) (avg_over_time(diag_host_pressure_ratio{{resource="memory"}}[1m])) > bool 0.1 > 0
+        and $host_memory_fill > {NEARLY_FULL}
     # -- faults of a device
     time_of_device_fault: unix time = {event_time(*DEVICE_FAULTS)}
     halted_processes: bool = {halted_by_engine(in_state(".+"))}

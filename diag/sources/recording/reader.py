@@ -256,9 +256,8 @@ class _Gathered:
             self.kept.setdefault(instance, []).append(RecordedScrape(at / 1000, page, failed))
         log: Sequence[Reading] = ()
         answers = not header[1] and b"diag_vllm_up 0" not in page
-        is_exported = b"\ndiag_vllm_log_events_total" in page  # an exporter has put its log on the page
         is_first = self.targets.keys() <= {instance}  # the log is that of the first server
-        if is_first and not is_exported and self.log_file.is_file():
+        if is_first and self.log_file.is_file():
             if instance not in self.logs:
                 self.logs[instance] = RecordedLog(self.log_file, self.log_shown, self.log_zone, at / 1000, self.span)
             log = self.logs[instance].until(at / 1000, page if answers else b"")
