@@ -2610,6 +2610,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "an array within a substitution, and within a text": ({"r.sh": 'A=(--model "$M" --seed 1)\nID=$(docker run --gpus all -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.25.1 "${A[@]}")\nC=(vllm serve org/m)\nssh h "nohup ${C[*]} --port 9 > log"\n'}, ["vllm/vllm-openai:v0.25.1 --model $M --seed 1", "vllm serve org/m --port 9"], "the value of --model", [set()] * 2),  # noqa: E501
     "a placeholder of words, a drawing, and words that are left out": ({"g.md": "```\n├── a.py  (vllm serve x --bad)\n```\n```bash\nvllm serve {your model} --seed 1 ...\n```\n```\n./x.sh (starts vllm serve)\n```\n"}, ["vllm serve $YOUR_MODEL --seed 1 $MORE"], "the value of $MORE", [set()]),  # noqa: E501
     "a container of vLLM's image with another program": ({"r.sh": "docker run -d vllm/vllm-openai:v0.25.1 tail -f /dev/null\ndocker run --gpus all vllm/vllm-openai:v0.25.1 --model org/m\n"}, ["--model org/m"], "", [set()]),  # noqa: E501
+    "a --config file in a script that Compose mounts": ({"c.yaml": "services: {v: {image: 'vllm/vllm-openai:v0.16.0', gpus: all, entrypoint: [\"/bin/sh\", \"/app/s.sh\"], volumes: ['./s.sh:/app/s.sh', './x.yaml:/app/x.yaml']}}\n", "s.sh": "exec vllm serve org/m --config /app/x.yaml\n", "x.yaml": "seed: 2\nswap-space: 4\n"}, ["exec vllm serve org/m --seed 2 --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
 }  # fmt: skip
 
 

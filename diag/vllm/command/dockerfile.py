@@ -263,7 +263,9 @@ def _with_mounted(service: Mapping[str, Any], document: Mapping[str, Any], file:
         named = _CONFIG.search(line) if mounts and "--config" in line else None
         place = _mounted(named["place"], "\n".join(mounts), file) if named else None
         if named and (given := _flags(place, line, is_served=line[: named.start()].rstrip().endswith("serve"))):
-            at = next(at for at, word in enumerate(words) if word.startswith("--config"))
+            at = next((at for at, word in enumerate(words) if word.startswith("--config")), None)
+            if at is None:  # in a script
+                return {**service, key: [word.replace(named[0], shlex.join(given), _MOST_SCRIPTS) for word in words]}
             return {**service, key: [*words[:at], *given, *words[at + (2 if words[at] == "--config" else 1) :]]}
     return service
 
