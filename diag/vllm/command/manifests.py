@@ -56,6 +56,8 @@ _NAMING = re.compile(
 _NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
 _NAMESPACE = re.compile(r"\bnamespace: *[\"']?([\w-]+)")
 _CONFIG_MAP = re.compile(r"(?:configMap(?:Ref|KeyRef)?):\s*\{?\s*(?:\w+:[^\n]*\n\s*)?name: *[\"']?([\w.-]+)")
+_UNSET = re.compile(r"'(\$\{\w+:-\})'")
+"""A word that is left out by default."""
 _CONFIG = re.compile(r"\s--config[= ]([\w./-]+)(?=\s|$)")
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
@@ -488,7 +490,8 @@ class _Reader(NamedTuple):
             is_public = charts.is_published(node, words) or bool(around and around.is_public)
             dockerfile, baked, literal = dict[Any, Any](node).get(BUILT, ("", (), ()))
             around = around and around._replace(build=build, is_public=is_public, baked=baked, literal=literal)
-            yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
+            command = _UNSET.sub(r"\1", shlex.join(words))
+            yield Writing(name, command, around, place=place, dockerfile=dockerfile)
 
     # -- KServe
 

@@ -22,6 +22,7 @@ from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_conf
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.modules import with_constants
+from diag.vllm.command.settings import with_env_files, with_settings
 from diag.vllm.command.shell import (
     LONGEST,
     MOST_DOCUMENTS,
@@ -212,7 +213,7 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     file = Path(text)
     for name, use in (("locals.tf", b"local."), ("variables.tf", b"var.")) if file.suffix == ".tf" else ():
         content += b"\n" + (_content(str(file.with_name(name))) or b"") if file.name != name and use in content else b""
-    text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
+    text = filled(with_settings(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file), file)
     text, is_of_unit = called(with_config(with_constants(with_scripts(text, file), file), file), file)
     is_yaml = file.suffix in (".yaml", ".yml")
 
@@ -289,7 +290,7 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     documents = manifests.parse(text, printable(str(file)))
     if "$modelSpec.vllmConfig" in text:
         raise NoLaunch(f"{file} is a template of the production stack: lint its values")
-    documents = built(overlaid(documents, file), file)
+    documents = built(with_env_files(overlaid(documents, file), file), file)
     others = [*manifests.above(file, text), *manifests.beside(file, text)]
     read = manifests.containers(documents, version, others)
     launches = manifests.templated(read, text)
