@@ -283,6 +283,8 @@ def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
         if isinstance(node, dict):
             named = next((node[name] for name in ("image", "container") if isinstance(node.get(name), str)), image)
             own = dict(pair for name in _ENVIRONMENTS for pair in _variables({"env": node.get(name)})[1].items())
+            usual = {name: inner(one).get("default") for name, one in inner(node, "inputs").items()}  # of an action
+            own |= {f"INPUTS_{name}".upper(): f"${{X:-{value}}}" for name, value in usual.items() if value}
             variables = {**variables, **own} if own else variables
             place = next((str(node[name]) for name in ("name", "label") if isinstance(node.get(name), str)), key)
             called = (place if str(name) in _CALLED and place else str(name) for name in node)
@@ -458,7 +460,7 @@ class _Reader(NamedTuple):
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
         is_chart = name == "a container of Helm values" and not {"ports", "env"} & node.keys()
-        is_patch = is_pod and is_whole and not {"ports", "resources"} & node.keys()  # of a pod
+        is_patch = is_pod and is_whole and not {"ports", "resources", "volumeMounts"} & node.keys()  # of a pod
         if not (program or words) and (is_chart or is_patch or vllm_image != node.get("image")):
             return
         is_patch = is_pod and bool(program or words)  # the image is set by another file
@@ -490,8 +492,8 @@ class _Reader(NamedTuple):
             is_public = charts.is_published(node, words) or bool(around and around.is_public)
             dockerfile, baked, literal = dict[Any, Any](node).get(BUILT, ("", (), ()))
             around = around and around._replace(build=build, is_public=is_public, baked=baked, literal=literal)
-            command = _UNSET.sub(r"\1", shlex.join(words))
-            yield Writing(name, command, around, place=place, dockerfile=dockerfile)
+            line = _UNSET.sub(r"\1", shlex.join(words))
+            yield Writing(name, line, around, place=place, dockerfile=dockerfile)
 
     # -- KServe
 

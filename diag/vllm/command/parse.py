@@ -862,12 +862,15 @@ def _split_words(
         value = _expand(word, plain) if isinstance(word, Bare) else ""
         named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
         name = (named[1] or named[2]) if named else ""
-        if _IS_COMMAND.search(environment.get(name, "")) and not is_secret(name):  # CMD="vllm serve $MODEL"; exec $CMD
-            filled += map(Bare.of, environment[name].split())
+        text = environment.get(name, "")  # CMD="vllm serve $MODEL"; exec $CMD; of X=$(command) nothing is known
+        if _IS_COMMAND.search(text) and not text.startswith(("$(", "`")) and not is_secret(name):
+            filled += map(Bare.of, text.split())
         elif named and filled and environment.get(name, "" if named[1] else None) == "":
             absent.append(name)
-        elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
-            filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
+        elif (optional := _GIVEN_IF.fullmatch(word)) and optional[1] in plain:  # ${Q:+--quantization ${Q}}
+            filled += _expand(optional[2], plain).replace('"', "").split() if plain[optional[1]] else []
+        elif optional and isinstance(word, Bare) and filled and optional[1] not in environment:
+            absent.append(optional[1])
         else:
             filled += value.split() if " " in value and "$" not in value else [word]
     return filled, absent
