@@ -106,7 +106,7 @@ def read_pod(
     counts = ((name, _number(limits.get(name, requests.get(name)))) for name in _GPUS)
     by, gpus = next(((name, count) for name, count in counts if count is not None), ("", None))
     is_stated = (
-        bool({**limits, **requests} or items(container, "ports"))
+        bool({**limits, **requests} or items(container, "ports") or items(container, "volumeMounts"))
         and is_whole
         and not (spec.keys() & _GIVING_GPUS or "claims" in asked)
     )

@@ -645,7 +645,8 @@ def _operator(form: Mapping[str, Any], document: Mapping[str, Any], version: str
 
 def _script(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], _version: str) -> Writing:
     """Return the script of a task, and the GPUs of its node."""
-    text = "\n".join(map(str, part["script"])) if isinstance(part["script"], list) else str(part["script"])
+    steps = part["script"] if isinstance(part["script"], list) else [part["script"]]
+    text = "\n".join(str(inner(step).get("command", step)) for step in steps)
     nodes = part["nodes"] if isinstance(part.get("nodes"), int) else 1
     box = accelerators(part.get("gpus"), form["kind_of"], nodes)
     box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)

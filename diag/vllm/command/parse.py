@@ -3,6 +3,7 @@
 import re
 import shlex
 import textwrap
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -155,13 +156,15 @@ _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ",
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+\})")
 """A folder whose root, or whose name, the text does not show."""
-_SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
+_SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+|\$\{\w+:-[\w./:@-]*\})[\"']?[ \t]*$")
 """A variable that a script sets, and its here-documents may name."""
 _CALL = re.compile(r"\$\(([\w-]+)\)")
 _LONGEST_OUTPUT = 256
 _NAME = re.compile(r"\w+")
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
+_TARGET = re.compile(r"[A-Za-z][\w./%-]*[^\n=]*:(?!=)")
+_PRINTED = re.compile(r"\$\(\s*\[[^\n]*\becho\b[^\n]*\)")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITHIN = re.compile(r"\"?\$\{(\w+)\[[@*]\](?:@Q)?\}\"?")
 _ADDED, _IS_COMMAND = re.compile(r"([A-Za-z_]\w*)\+="), re.compile(r"vllm|^\s*--?[a-zA-Z]")
@@ -174,7 +177,7 @@ _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", 
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
-_RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
+_RUNNERS = frozenset[str](NOTATIONS["runners"])
 _DECLARING = ("export", "declare", "typeset", "readonly", "local", "set", "setenv", "if", ":")
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _ENGINE = re.compile(NOTATIONS["patterns"]["parse_engine"])
@@ -332,7 +335,9 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
         text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", text)
     if suffix not in (".py", ".ipynb", ".json") and _ENGINE.search(text) and not manifests.is_yaml(text):
         text = filled_templates(text)
+    targets = list[int]()
     if suffix in ("", ".mk") and manifests.is_makefile(text):
+        targets = [at for at, written in enumerate(text.split("\n"), 1) if _TARGET.match(written)]
         text = recipes(text)
     refused: BadUsage | None = None
     try:
@@ -346,7 +351,9 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     if suffix == ".j2":  # with the keys of a YAML
         text = filled_templates(text)
     try:
-        return tuple(one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder))
+        started = [one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder)]
+        ways = [((0, bisect_right(targets, one.line)),) * bool(targets) for one in started]  # which target is made
+        return tuple(one._replace(path=(*way, *one.path)) for one, way in zip(started, ways, strict=True))
     except BadUsage as error:
         refused = refused or error
     commands: list[Command] = []
@@ -357,7 +364,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
                 started = _parse_shell(document, version, None, variables)
                 commands += [one._replace(writing=notation(document), pinned=_named(text)[0]) for one in started]
             else:
-                commands += _commands(writings(document, "", version), version, None, text)
+                commands += _commands(writings(_expand(document, variables), "", version), version, None, text)
     if not commands:
         raise refused
     return tuple(commands)
@@ -865,8 +872,10 @@ def _split_words(
         text = environment.get(name, "")  # CMD="vllm serve $MODEL"; exec $CMD; of X=$(command) nothing is known
         if _IS_COMMAND.search(text) and not text.startswith(("$(", "`")) and not is_secret(name):
             filled += map(Bare.of, text.split())
-        elif named and filled and environment.get(name, "" if named[1] else None) == "":
+        elif named and filled and environment.get(name, "" if named[1] else None) in ("", f"${{{name}:-}}"):
             absent.append(name)
+        elif filled and isinstance(word, Bare) and _PRINTED.fullmatch(word):  # $([ "$X" = 1 ] && echo --flag)
+            absent += (plain or braced for plain, braced in _VARIABLE.findall(word)[:1])
         elif (optional := _GIVEN_IF.fullmatch(word)) and optional[1] in plain:  # ${Q:+--quantization ${Q}}
             filled += _expand(optional[2], plain).replace('"', "").split() if plain[optional[1]] else []
         elif optional and isinstance(word, Bare) and filled and optional[1] not in environment:
