@@ -284,7 +284,8 @@ def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
             named = next((node[name] for name in ("image", "container") if isinstance(node.get(name), str)), image)
             own = dict(pair for name in _ENVIRONMENTS for pair in _variables({"env": node.get(name)})[1].items())
             usual = {name: inner(one).get("default") for name, one in inner(node, "inputs").items()}  # of an action
-            own |= {f"INPUTS_{name}".upper(): f"${{X:-{value}}}" for name, value in usual.items() if value}
+            own |= {f"INPUTS_{name}".upper(): f"${{X:-{value}}}" for name, value in _plain(usual) if value}
+            own |= {f"{{{name}}}": str(value) for name, value in _plain(inner(node, "defaults"))}  # of a recipe
             variables = {**variables, **own} if own else variables
             place = next((str(node[name]) for name in ("name", "label") if isinstance(node.get(name), str)), key)
             called = (place if str(name) in _CALLED and place else str(name) for name in node)
@@ -297,9 +298,16 @@ def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
             yield Writing(SCRIPT, node, box, place=key, suffix=suffix)
 
 
+def _plain(node: Mapping[Any, Any]) -> list[tuple[str, str | int | float]]:
+    return [(str(name), value) for name, value in node.items() if isinstance(value, str | int | float)][
+        :_MOST_DOCUMENTS
+    ]
+
+
 def _exported(script: str, variables: Mapping[str, str]) -> str:
     """Write the variables around a script, such as a workflow's, before it, as far as it or vLLM reads them."""
     script = re.sub(r"\$ENV_(\w+)", lambda name: variables.get(name[1], name[0]), script)  # ${{ env.NAME }}
+    script = re.sub(r"(?<![${])\{\w+\}(?!\})", lambda hole: variables.get(hole[0], hole[0]), script)
     used = {*re.findall(r"\$\{?(\w+)", script)}
     able = {name: value for name, value in variables.items() if name in used or name.startswith(("VLLM_", "CUDA_"))}
     pairs = (f"export {name}={shlex.quote(value)}; " for name, value in able.items() if "{{" not in value)

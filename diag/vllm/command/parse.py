@@ -163,8 +163,8 @@ _LONGEST_OUTPUT = 256
 _NAME = re.compile(r"\w+")
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
-_TARGET = re.compile(r"[A-Za-z][\w./%-]*[^\n=]*:(?!=)")
-_PRINTED = re.compile(r"\$\(\s*\[[^\n]*\becho\b[^\n]*\)")
+_TARGET = re.compile(r"[A-Za-z][^\n=]*:(?!=)")
+_PRINTED = re.compile(r"\$\(\s*\[[^\n]{0,300}?\becho\b[^\n]{0,200}\)")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITHIN = re.compile(r"\"?\$\{(\w+)\[[@*]\](?:@Q)?\}\"?")
 _ADDED, _IS_COMMAND = re.compile(r"([A-Za-z_]\w*)\+="), re.compile(r"vllm|^\s*--?[a-zA-Z]")
@@ -332,7 +332,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     if suffix in GUIDES:
         return _from_guide(_fenced(text) if suffix == ".rst" else text, version)
     if suffix in _WINDOWS.values():
-        text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", text)
+        text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", re.sub(r"(?<=[\w:])\\(?=\w)", "/", text))  # C:\models
     if suffix not in (".py", ".ipynb", ".json") and _ENGINE.search(text) and not manifests.is_yaml(text):
         text = filled_templates(text)
     targets = list[int]()
@@ -351,9 +351,9 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     if suffix == ".j2":  # with the keys of a YAML
         text = filled_templates(text)
     try:
-        started = [one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder)]
-        ways = [((0, bisect_right(targets, one.line)),) * bool(targets) for one in started]  # which target is made
-        return tuple(one._replace(path=(*way, *one.path)) for one, way in zip(started, ways, strict=True))
+        servers = [one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder)]
+        ways = [((0, bisect_right(targets, one.line)),) * bool(targets) for one in servers]  # which target is made
+        return tuple(one._replace(path=(*way, *one.path)) for one, way in zip(servers, ways, strict=True))
     except BadUsage as error:
         refused = refused or error
     commands: list[Command] = []

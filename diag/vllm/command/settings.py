@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"(?!- |(?i:true|false|yes|no|on|off|null|~)?\Z)(?:[\w./@,+=
 _REFERENCE = re.compile(NOTATIONS["patterns"]["settings_reference"])
 _SOURCED = re.compile(NOTATIONS["patterns"]["settings_sourced"])
 _PATH = re.compile(r"([\w.-]+(?:/[\w.-]+)*)[\"'})]*\Z")
-_MOST_FILES, _MOST_VARIABLES = 8, 1000
+_MOST_FILES, _MOST_VARIABLES, _LONGEST = 8, 1000, 200
 
 
 def with_settings(text: str, file: Path) -> str:
@@ -28,14 +28,16 @@ def with_settings(text: str, file: Path) -> str:
         whole = (sourced["path"] or sourced["file"]).strip("\"'")
         named = re.fullmatch(r"\$\{?(\w+)\}?", whole)
         assigned = re.search(rf"(?m)^[ \t]*(?:\w+ )?{named[1]}=(.*)$", text) if named else None
-        path = _PATH.search(assigned[1].strip() if assigned else whole)
+        path = _PATH.search((assigned[1].strip() if assigned else whole)[-_LONGEST:])
         able = (beside(file, f"{above}{path[1].lstrip('/')}") for above in ("", "../") if path)
         content = next(filter(None, map(text_of, filter(None, able))), "")
         lines = [(name, value) for name, value in _LINE.findall(content)[:_MOST_VARIABLES] if "`" not in value]
         export = "export " * bool(sourced["exports"] or re.search(r"\bset -a\b|allexport", text))
         pairs = (f"{export}{name}={f'${name}' if is_secret(name) else value}; " for name, value in lines)
-        before = f"true{sourced['then']}" if sourced["then"] else sourced["before"]
-        text = text.replace(sourced[0], f"{before}{''.join(pairs)}:", 1) if lines else text
+        is_open = sourced["tested"] and not sourced["end"]  # more stands in the branch
+        before = f"if true{sourced['then']}" if is_open else sourced["before"]
+        end = "" if sourced["tested"] else sourced["end"] or ""
+        text = text.replace(sourced[0], f"{before}{''.join(pairs)}:{end}", 1) if lines else text
     return text
 
 
@@ -62,13 +64,16 @@ def _interpolated(text: str, values: Mapping[str, str]) -> str:
 
 def with_env_files(documents: Sequence[Any], file: Path) -> list[Any]:
     """Give the services of Compose the variables of their env_file beside; a secret by its name alone."""
-    whole = [{name: _with_files(node, file) for name, node in inner(one, "services").items()} for one in documents]
-    return [{**one, "services": made} if made else one for one, made in zip(documents, whole, strict=True)]
+    joined, left = list[Any](), _MOST_FILES
+    for document in documents:
+        services = {**inner(document, "services")}
+        for name in [name for name, node in services.items() if inner(node).get("env_file")][:left]:
+            services[name], left = _with_files(services[name], file), left - 1
+        joined.append({**document, "services": services} if services else document)
+    return joined
 
 
 def _with_files(service: Any, file: Path) -> Any:
-    if not inner(service).get("env_file"):
-        return service
     files = service.get("env_file")
     names = [inner(one).get("path", one) for one in (files if isinstance(files, list) else [files])][:_MOST_FILES]
     places = [(name, beside(file, name)) for name in names if isinstance(name, str) and "$" not in name]

@@ -73,7 +73,7 @@ _GIVEN = compiled(r"[ \t]([A-Za-z_][\w-]*)=[ \t]*(\"[^\"\n]*\"|'[^'\n]*'|[\w.-]+
 _DEFINED = compiled(r"(?m)^define[ \t]+(?P<name>[\w-]+)[ \t]*=?\n(?P<body>(?:(?!endef).*\n){0,99})endef[ \t]*$")
 _CALLED = compiled(r"\$\(call[ \t]+(?P<name>[\w-]+),(?P<words>(?:[^()\n]|\([^()\n]*\)){0,2000})\)")
 _QUOTED = compiled(r"(?m)^([A-Z_]\w*)[ \t]*:?=[ \t]*(-[^\n]*[\"'][^\n]*)$")
-_OF_OUTER = compiled(r"'([^'\"\n]{0,200}(?<!\\)\$\{?[A-Za-z_][^'\"\n]{0,200})'")
+_OF_OUTER = compiled(r"'([^'\"\n\\$]*\$[^'\"\n\\]*)'")
 _BY_ENVIRONMENT = compiled(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"'],\s*[\"']([^\"'{}$`]*)[\"']\s*\)")
 _HEREDOC = compiled(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
 _FAR = compiled(NOTATIONS["patterns"]["shell_far"])
