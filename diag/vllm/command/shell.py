@@ -70,7 +70,7 @@ _RULE = compiled(
     re.MULTILINE,
 )
 _GIVEN = compiled(r"[ \t]([A-Za-z_][\w-]*)=[ \t]*(\"[^\"\n]*\"|'[^'\n]*'|[\w.-]+)")
-_DEFINED = compiled(r"(?m)^define[ \t]+(?P<name>[\w-]+)[ \t]*=?\n(?P<body>(?:(?!endef).*\n){0,99})endef[ \t]*$")
+_DEFINED = compiled(r"(?m)^define[ \t]+(?P<name>[\w-]+)[ \t]*=?\n(?P<body>(?:(?!endef|define).*\n){0,99})endef[ \t]*$")
 _CALLED = compiled(r"\$\(call[ \t]+(?P<name>[\w-]+),(?P<words>(?:[^()\n]|\([^()\n]*\)){0,2000})\)")
 _QUOTED = compiled(r"(?m)^([A-Z_]\w*)[ \t]*:?=[ \t]*(-[^\n]*[\"'][^\n]*)$")
 _OF_OUTER = compiled(r"'([^'\"\n\\$]*\$[^'\"\n\\]*)'")
