@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from diag.lint.host import longest_request
 from diag.lint.removed import V1
-from diag.lint.rule import LintTarget, Match, number, rule
+from diag.lint.rule import LintTarget, Match, is_open, number, rule
 from diag.vllm.flags.registry import default
 from diag.vllm.gpus import capability
 
@@ -72,6 +72,8 @@ def _batch_and_graphs(target: LintTarget) -> tuple[float | None, float, str]:
 def context_at_the_maximum(target: LintTarget) -> Iterator[Match]:
     """Report nothing if vLLM itself takes a shorter context than the model's maximum (LongRoPE)."""
     command, shape = target.command, target.shape
+    if any(is_open(command.words[at]) for at in command.strays):
+        return
     if command.model and command.get("--max-model-len") is None and (not shape or shape.usual == shape.longest):
         length = f", {shape.longest:,} tokens" if shape else ""
         auto = ", or to auto to let the memory decide" if target.since("0.14.0") else ""

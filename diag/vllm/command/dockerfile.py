@@ -27,7 +27,7 @@ _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS, _MOST_FOLDERS = 8, 4
 _CONFIG = re.compile(NOTATIONS["patterns"]["dockerfile_config"])
-_CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
+CALLERS, _MOSTCALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
 _PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
 _OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
 BUILT = ("built",)
@@ -178,9 +178,9 @@ def called(text: str, file: Path) -> tuple[str, bool]:
     """Fill in the arguments of the one call of a script beside it, and its unit's variables; True if one starts it."""
     call, folder = re.compile(NOTATIONS["patterns"]["dockerfile_call"] % re.escape(file.name), re.M), file.parent
     kinds = ("*.*" if _POSITION.search(text) else "*.service", "*/*.service") if file.suffix in (".sh", ".bash") else ()
-    able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in _CALLERS and one != file)
+    able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in CALLERS and one != file)
     calls = [
-        (one, "EnvironmentFile" not in it) for it in map(text_of, able[:_MOST_CALLERS]) for one in call.finditer(it)
+        (one, "EnvironmentFile" not in it) for it in map(text_of, able[:_MOSTCALLERS]) for one in call.finditer(it)
     ]
     units = {one.string for one, is_whole in calls if one["unit"] and is_whole}
     text = _exports(min(units)) + text if len(calls) == len(units) == 1 else text
@@ -222,7 +222,7 @@ def _mounted(place: str, text: str, file: Path) -> Path | None:
 
 def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path | None]:
     """Return where a text names the --config file of its container, and the file beside that is put there."""
-    is_read = file.suffix in _CALLERS or is_dockerfile(text)
+    is_read = file.suffix in CALLERS or is_dockerfile(text)
     named = _CONFIG.search(text) if is_read and "--config" in text else None
     return (named, _mounted(named["place"], text, file)) if named else (None, None)
 
@@ -263,7 +263,9 @@ def _with_mounted(service: Mapping[str, Any], document: Mapping[str, Any], file:
         named = _CONFIG.search(line) if mounts and "--config" in line else None
         place = _mounted(named["place"], "\n".join(mounts), file) if named else None
         if named and (given := _flags(place, line, is_served=line[: named.start()].rstrip().endswith("serve"))):
-            at = next(at for at, word in enumerate(words) if word.startswith("--config"))
+            at = next((at for at, word in enumerate(words) if word.startswith("--config")), None)
+            if at is None:  # in a script
+                return {**service, key: [word.replace(named[0], shlex.join(given), _MOST_SCRIPTS) for word in words]}
             return {**service, key: [*words[:at], *given, *words[at + (2 if words[at] == "--config" else 1) :]]}
     return service
 
@@ -328,6 +330,12 @@ def _builds(text: str, file: Path) -> dict[Path, str]:
     services = [node for one in parse_yaml(text, file.name) for node in inner(one, "services").values()]
     read = (_of_build(node, file) for node in services if isinstance(node, dict))
     return {_whole(place): content for content, place in read if "vllm" in content}
+
+
+def beside(file: Path, name: str) -> Path | None:
+    """Return the place of a file that another names; None if it is not in the folder above that one."""
+    place = _whole(file.parent / name)
+    return place if len(name) < _LONGEST_NAME and place.is_relative_to(_whole(file.parent.parent)) else None
 
 
 def _whole(file: Path) -> Path:

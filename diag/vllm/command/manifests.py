@@ -56,6 +56,8 @@ _NAMING = re.compile(
 _NAMED = re.compile(r"(?m)^kind: [\"']?(?:ConfigMap|Service|InferenceService|(?:Cluster)?ServingRuntime)\b|configMap:")
 _NAMESPACE = re.compile(r"\bnamespace: *[\"']?([\w-]+)")
 _CONFIG_MAP = re.compile(r"(?:configMap(?:Ref|KeyRef)?):\s*\{?\s*(?:\w+:[^\n]*\n\s*)?name: *[\"']?([\w.-]+)")
+_UNSET = re.compile(r"'(\$\{\w+:-\})'")
+"""A word that is left out by default."""
 _CONFIG = re.compile(r"\s--config[= ]([\w./-]+)(?=\s|$)")
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
@@ -281,6 +283,9 @@ def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
         if isinstance(node, dict):
             named = next((node[name] for name in ("image", "container") if isinstance(node.get(name), str)), image)
             own = dict(pair for name in _ENVIRONMENTS for pair in _variables({"env": node.get(name)})[1].items())
+            usual = {name: inner(one).get("default") for name, one in inner(node, "inputs").items()}  # of an action
+            own |= {f"INPUTS_{name}".upper(): f"${{X:-{value}}}" for name, value in _plain(usual) if value}
+            own |= {f"{{{name}}}": str(value) for name, value in _plain(inner(node, "defaults"))}  # of a recipe
             variables = {**variables, **own} if own else variables
             place = next((str(node[name]) for name in ("name", "label") if isinstance(node.get(name), str)), key)
             called = (place if str(name) in _CALLED and place else str(name) for name in node)
@@ -293,9 +298,16 @@ def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
             yield Writing(SCRIPT, node, box, place=key, suffix=suffix)
 
 
+def _plain(node: Mapping[Any, Any]) -> list[tuple[str, str | int | float]]:
+    return [(str(name), value) for name, value in node.items() if isinstance(value, str | int | float)][
+        :_MOST_DOCUMENTS
+    ]
+
+
 def _exported(script: str, variables: Mapping[str, str]) -> str:
     """Write the variables around a script, such as a workflow's, before it, as far as it or vLLM reads them."""
     script = re.sub(r"\$ENV_(\w+)", lambda name: variables.get(name[1], name[0]), script)  # ${{ env.NAME }}
+    script = re.sub(r"(?<![${])\{\w+\}(?!\})", lambda hole: variables.get(hole[0], hole[0]), script)
     used = {*re.findall(r"\$\{?(\w+)", script)}
     able = {name: value for name, value in variables.items() if name in used or name.startswith(("VLLM_", "CUDA_"))}
     pairs = (f"export {name}={shlex.quote(value)}; " for name, value in able.items() if "{{" not in value)
@@ -456,7 +468,7 @@ class _Reader(NamedTuple):
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
         is_chart = name == "a container of Helm values" and not {"ports", "env"} & node.keys()
-        is_patch = is_pod and is_whole and not {"ports", "resources"} & node.keys()  # of a pod
+        is_patch = is_pod and is_whole and not {"ports", "resources", "volumeMounts"} & node.keys()  # of a pod
         if not (program or words) and (is_chart or is_patch or vllm_image != node.get("image")):
             return
         is_patch = is_pod and bool(program or words)  # the image is set by another file
@@ -488,7 +500,8 @@ class _Reader(NamedTuple):
             is_public = charts.is_published(node, words) or bool(around and around.is_public)
             dockerfile, baked, literal = dict[Any, Any](node).get(BUILT, ("", (), ()))
             around = around and around._replace(build=build, is_public=is_public, baked=baked, literal=literal)
-            yield Writing(name, shlex.join(words), around, place=place, dockerfile=dockerfile)
+            line = _UNSET.sub(r"\1", shlex.join(words))
+            yield Writing(name, line, around, place=place, dockerfile=dockerfile)
 
     # -- KServe
 
@@ -640,7 +653,8 @@ def _operator(form: Mapping[str, Any], document: Mapping[str, Any], version: str
 
 def _script(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], _version: str) -> Writing:
     """Return the script of a task, and the GPUs of its node."""
-    text = "\n".join(map(str, part["script"])) if isinstance(part["script"], list) else str(part["script"])
+    steps = part["script"] if isinstance(part["script"], list) else [part["script"]]
+    text = "\n".join(str(inner(step).get("command", step)) for step in steps)
     nodes = part["nodes"] if isinstance(part.get("nodes"), int) else 1
     box = accelerators(part.get("gpus"), form["kind_of"], nodes)
     box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)

@@ -3,6 +3,7 @@
 import re
 import shlex
 import textwrap
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -22,6 +23,7 @@ from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_conf
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.modules import with_constants
+from diag.vllm.command.settings import with_env_files, with_settings
 from diag.vllm.command.shell import (
     LONGEST,
     MOST_DOCUMENTS,
@@ -154,13 +156,15 @@ _SERVICE = re.compile(r"^[ \t]*kind: InferenceService\b[\s\S]*^[ \t]*runtime: ",
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _PATH = re.compile(r"\$(?:\w+|\{\w+\})(?:/[\w.-]+)+|(?:/[\w.-]+)+/\$(?:\w+|\{\w+\})")
 """A folder whose root, or whose name, the text does not show."""
-_SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+)[\"']?[ \t]*$")
+_SET = re.compile(r"(?m)^(?:export |readonly )?([A-Z_]\w*)=[\"']?([\w./:@-]+|\$\{\w+:-[\w./:@-]*\})[\"']?[ \t]*$")
 """A variable that a script sets, and its here-documents may name."""
 _CALL = re.compile(r"\$\(([\w-]+)\)")
 _LONGEST_OUTPUT = 256
 _NAME = re.compile(r"\w+")
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
 _GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
+_TARGET = re.compile(r"[A-Za-z][^\n=]*:(?!=)")
+_PRINTED = re.compile(r"\$\(\s*\[[^\n]{0,300}?\becho\b[^\n]{0,200}\)")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
 _WITHIN = re.compile(r"\"?\$\{(\w+)\[[@*]\](?:@Q)?\}\"?")
 _ADDED, _IS_COMMAND = re.compile(r"([A-Za-z_]\w*)\+="), re.compile(r"vllm|^\s*--?[a-zA-Z]")
@@ -173,7 +177,7 @@ _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", 
 """Languages of code blocks in which ` or ^ continues a line."""
 _OTHERS: Mapping[str, str] = NOTATIONS["servers"]
 _OTHER = re.compile("|".join(_OTHERS), re.IGNORECASE)
-_RUNNERS = {"ssh", "tmux", "screen", "eval", "su", "srun", "watch", "parallel"}
+_RUNNERS = frozenset[str](NOTATIONS["runners"])
 _DECLARING = ("export", "declare", "typeset", "readonly", "local", "set", "setenv", "if", ":")
 _SUBSTITUTED = re.compile(r"\w+=\$\((?!\()(.*)\)", re.DOTALL)
 _ENGINE = re.compile(NOTATIONS["patterns"]["parse_engine"])
@@ -212,7 +216,7 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     file = Path(text)
     for name, use in (("locals.tf", b"local."), ("variables.tf", b"var.")) if file.suffix == ".tf" else ():
         content += b"\n" + (_content(str(file.with_name(name))) or b"") if file.name != name and use in content else b""
-    text = filled(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file)
+    text = filled(with_settings(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"), file), file)
     text, is_of_unit = called(with_config(with_constants(with_scripts(text, file), file), file), file)
     is_yaml = file.suffix in (".yaml", ".yml")
 
@@ -289,7 +293,7 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     documents = manifests.parse(text, printable(str(file)))
     if "$modelSpec.vllmConfig" in text:
         raise NoLaunch(f"{file} is a template of the production stack: lint its values")
-    documents = built(overlaid(documents, file), file)
+    documents = built(with_env_files(overlaid(documents, file), file), file)
     others = [*manifests.above(file, text), *manifests.beside(file, text)]
     read = manifests.containers(documents, version, others)
     launches = manifests.templated(read, text)
@@ -328,10 +332,12 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     if suffix in GUIDES:
         return _from_guide(_fenced(text) if suffix == ".rst" else text, version)
     if suffix in _WINDOWS.values():
-        text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", text)
+        text = re.sub(r"[ \t][`^][ \t]*\n", " \\\n", re.sub(r"(?<=[\w:])\\(?=\w)", "/", text))  # C:\models
     if suffix not in (".py", ".ipynb", ".json") and _ENGINE.search(text) and not manifests.is_yaml(text):
         text = filled_templates(text)
+    targets = list[int]()
     if suffix in ("", ".mk") and manifests.is_makefile(text):
+        targets = [at for at, written in enumerate(text.split("\n"), 1) if _TARGET.match(written)]
         text = recipes(text)
     refused: BadUsage | None = None
     try:
@@ -345,7 +351,9 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     if suffix == ".j2":  # with the keys of a YAML
         text = filled_templates(text)
     try:
-        return tuple(one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder))
+        servers = [one._replace(writing=notation(text)) for one in _parse_shell(text, version, folder)]
+        ways = [((0, bisect_right(targets, one.line)),) * bool(targets) for one in servers]  # which target is made
+        return tuple(one._replace(path=(*way, *one.path)) for one, way in zip(servers, ways, strict=True))
     except BadUsage as error:
         refused = refused or error
     commands: list[Command] = []
@@ -356,7 +364,7 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
                 started = _parse_shell(document, version, None, variables)
                 commands += [one._replace(writing=notation(document), pinned=_named(text)[0]) for one in started]
             else:
-                commands += _commands(writings(document, "", version), version, None, text)
+                commands += _commands(writings(_expand(document, variables), "", version), version, None, text)
     if not commands:
         raise refused
     return tuple(commands)
@@ -866,12 +874,17 @@ def _split_words(
         value = _expand(word, plain) if isinstance(word, Bare) else ""
         named = _VARIABLE_WORD.fullmatch(word) if isinstance(word, Bare) else None
         name = (named[1] or named[2]) if named else ""
-        if _IS_COMMAND.search(environment.get(name, "")) and not is_secret(name):  # CMD="vllm serve $MODEL"; exec $CMD
-            filled += map(Bare.of, environment[name].split())
-        elif named and filled and environment.get(name, "" if named[1] else None) == "":
+        text = environment.get(name, "")  # CMD="vllm serve $MODEL"; exec $CMD; of X=$(command) nothing is known
+        if _IS_COMMAND.search(text) and not text.startswith(("$(", "`")) and not is_secret(name):
+            filled += map(Bare.of, text.split())
+        elif named and filled and environment.get(name, "" if named[1] else None) in ("", f"${{{name}:-}}"):
             absent.append(name)
-        elif (given_if := _GIVEN_IF.fullmatch(word)) and given_if[1] in plain:  # ${Q:+--quantization ${Q}}
-            filled += _expand(given_if[2], plain).replace('"', "").split() if plain[given_if[1]] else []
+        elif filled and isinstance(word, Bare) and _PRINTED.fullmatch(word):  # $([ "$X" = 1 ] && echo --flag)
+            absent += (plain or braced for plain, braced in _VARIABLE.findall(word)[:1])
+        elif (optional := _GIVEN_IF.fullmatch(word)) and optional[1] in plain:  # ${Q:+--quantization ${Q}}
+            filled += _expand(optional[2], plain).replace('"', "").split() if plain[optional[1]] else []
+        elif optional and isinstance(word, Bare) and filled and optional[1] not in environment:
+            absent.append(optional[1])
         else:
             filled += value.split() if " " in value and "$" not in value else [word]
     return filled, absent

@@ -635,9 +635,12 @@ class _Source(_Values):
             else:
                 arguments = {"model": self._known(value, "model"), **arguments}
         if name == "LLMConfig":
-            keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            spread = [(part.value, self._inner(part.value)) for part in call.keywords if not part.arg]
+            entries = [*call.keywords, *(entry for _, inside in spread for entry in inside or ())]
+            keywords = {keyword.arg: keyword.value for keyword in entries if keyword.arg}
             loaded, more = self._nested(keywords.get("model_loading_config"))
             settings, unseen = self._nested(keywords.get("engine_kwargs"))
+            unseen += [_variable(_named(value)) for value, inside in spread if inside is None]
             arguments = ray_arguments(loaded, settings)
             arguments["model"] = arguments["model"] or _variable("model")
             unseen += more if not loaded else []

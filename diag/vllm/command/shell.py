@@ -66,9 +66,14 @@ _ARRAY = compiled(r"\w+\+?=")
 PIPED = compiled(NOTATIONS["patterns"]["shell_piped"])
 _OF_JUST = compiled(r"\{\{[ \t]*([A-Za-z_][\w-]*)[ \t]*\}\}")
 _RULE = compiled(
-    r"^[\w./%@-]([^\n:=]*+(?:=[ \t]*+(?:\"[^\"\n]*+\"|'[^'\n]*+'|[\w.-]++)[^\n:=]*+)*+):(?!=)[^\n=]*$", re.MULTILINE
+    r"^(?![\w-]+=)[\w./%@-]([^\n:=]*+(?:=[ \t]*+(?:\"[^\"\n]*+\"|'[^'\n]*+'|[\w.-]++)[^\n:=]*+)*+):(?!=)[^\n=]*$",
+    re.MULTILINE,
 )
 _GIVEN = compiled(r"[ \t]([A-Za-z_][\w-]*)=[ \t]*(\"[^\"\n]*\"|'[^'\n]*'|[\w.-]+)")
+_DEFINED = compiled(r"(?m)^define[ \t]+(?P<name>[\w-]+)[ \t]*=?\n(?P<body>(?:(?!endef|define).*\n){0,99})endef[ \t]*$")
+_CALLED = compiled(r"\$\(call[ \t]+(?P<name>[\w-]+),(?P<words>(?:[^()\n]|\([^()\n]*\)){0,2000})\)")
+_QUOTED = compiled(r"(?m)^([A-Z_]\w*)[ \t]*:?=[ \t]*(-[^\n]*[\"'][^\n]*)$")
+_OF_OUTER = compiled(r"'([^'\"\n\\$]*\$[^'\"\n\\]*)'")
 _BY_ENVIRONMENT = compiled(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"'],\s*[\"']([^\"'{}$`]*)[\"']\s*\)")
 _HEREDOC = compiled(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
 _FAR = compiled(NOTATIONS["patterns"]["shell_far"])
@@ -292,11 +297,29 @@ def _conditional(condition: re.Match[str]) -> str:
 
 def recipes(text: str) -> str:
     """Write the recipes of a Makefile or a justfile as commands of a shell, on the same lines."""
-    text = re.sub(r"^([ \t]+)@-?(?=\S)", r"\1", text, flags=re.MULTILINE)
+    bodies = {one["name"]: _of_make(one["body"]) for one in _DEFINED.finditer(text)}
+    text = _DEFINED.sub(lambda one: "\n" * one[0].count("\n"), text) if bodies else text
+    text = _CALLED.sub(lambda call: _called(call, bodies), text, MOST_DOCUMENTS) if bodies else text
+    quoted = dict(_QUOTED.findall(text)[:MOST_DOCUMENTS])  # words with quotation marks, which no shell splits
+    if quoted and text.count("$") * max(map(len, quoted.values())) < LONGEST * 8:
+        text = re.sub(r"\$[({](\w+)[)}]", lambda name: quoted.get(name[1], name[0]), text)
+    text = _of_make(text)
     text = re.sub(r"\$\((\w+)\)", r"${\1}", text).replace("$$", "$")
     text = _OF_JUST.sub(lambda hole: f"${{{hole[1]}}}", text)
     text = re.sub(r"^(?:export[ \t]+)?([\w-]+)[ \t]*[?:]?=[ \t]*(.*)$", _assigned, text, flags=re.MULTILINE)
     return _RULE.sub(lambda rule: "; ".join(f"{name}={value}" for name, value in _GIVEN.findall(rule[1])) or ":", text)
+
+
+def _of_make(text: str) -> str:
+    return re.sub(r"^([ \t]+)@-?(?=\S)", r"\1", text, flags=re.MULTILINE)
+
+
+def _called(call: re.Match[str], bodies: Mapping[str, str]) -> str:
+    """Return the commands of a Makefile's definition with the words of a call, on one line."""
+    words = re.split(r",(?![^()]*\))", call["words"])
+    body = "; ".join(re.sub(r"\\\n[ \t]*", " ", bodies.get(call["name"], "")).strip().split("\n"))
+    body = re.sub(r"\$[({]([1-9])[)}]", lambda at: "".join(words[int(at[1]) - 1 : int(at[1])]), body)
+    return body if body and len(body) < LONGEST else call[0]
 
 
 def _assigned(line: re.Match[str]) -> str:
@@ -335,7 +358,7 @@ def _inline_documents(text: str, others: list[str] | None = None) -> str:
         shell = _SHELL.search(line) if end > at else None
         document = "\n".join(lines[at + 1 : end])
         if opened and opened[0].endswith((f"<{opened[1]}", f"-{opened[1]}", f" {opened[1]}")):  # the shell fills it in
-            document = re.sub(r"\\([\\$`])", r"\1", document)
+            document = re.sub(r"\\([\\$`])", r"\1", _OF_OUTER.sub(r'"\1"', document))
         script = shlex.quote(document)
         if others is not None and end > at and len(others) < MOST_DOCUMENTS:
             others.append("\n" * (at + 1) + document)

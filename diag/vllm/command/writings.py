@@ -74,9 +74,10 @@ def writings(text: str, suffix: str, version: str) -> tuple[Writing, ...]:
     if suffix == ".toml":
         with suppress(ValueError):
             return tuple(containers([parse_toml(text)], version))
-    if _QUADLET.search(text):
+    is_written = bool(re.search(r"<<-?[ \t]*['\"]?\w", text))  # by a script
+    if _QUADLET.search(text) and not is_written:
         return _from_quadlet(text)
-    if _SUPERVISED.search(text):
+    if _SUPERVISED.search(text) and not is_written:
         return _supervised(text)
     is_source = suffix == ".py" and re.search(r"vllm serve |vllm\.entrypoints\.", text)
     if is_source or (suffix != ".sh" and is_python(text)):
@@ -143,7 +144,7 @@ def _sorted_cells(cells: Sequence[tuple[str, str]]) -> tuple[list[str], list[str
 
 def notation(text: str) -> str:
     """Return the name of a text of shell words, "" for a plain command."""
-    return "a systemd unit" if _UNIT.search(text) else ""
+    return "a systemd unit" if _UNIT.search(text) and not _QUADLET.search(text) else ""
 
 
 def _from_dockerfile(text: str, version: str) -> tuple[Writing, ...]:
