@@ -120,15 +120,7 @@ def health(
     for diagnosis in diagnoses:
         if diagnosis.server in present or not (signs := _signs(diagnosis)):  # what is present explains them
             continue
-        alike = {look.incident for look in diagnosis.incident.looks_like}
-        if any(
-            each.incident.id in alike
-            and each.server == diagnosis.server
-            and not each.ongoing
-            and (each.until or 0) > queries.source.instants[-1] / 1000 - queries.window(diagnosis.incident).seconds
-            for each in diagnoses
-            if each.state == "present"
-        ):  # the window still holds the signs of what has just ended
+        if any(_has_just_ended(other, diagnosis, queries) for other in diagnoses):
             continue
         signals = dict.fromkeys(r.condition.signal for r in diagnosis.symptoms if r.holds is None)
         lacking = tuple(signal.name for signal in signals)
@@ -146,6 +138,14 @@ def health(
         missing=tuple(dict.fromkeys(missing)),
         suspects=tuple(sorted(suspects, key=lambda suspect: -RANK[suspect.diagnosis.severity])),
     )
+
+
+def _has_just_ended(other: Diagnosis, suspect: Diagnosis, queries: QueryCache) -> bool:
+    """Return whether another incident with the signs of a suspect has ended, and is in the suspect's window still."""
+    is_alike = other.incident.id in {look.incident for look in suspect.incident.looks_like}
+    is_over = is_alike and other.state == "present" and other.server == suspect.server and not other.ongoing
+    began = queries.source.instants[-1] / 1000 - queries.window(suspect.incident).seconds
+    return is_over and (other.until or 0) > began
 
 
 def _unshown_engines(progress: Sequence[Progress], queries: QueryCache, lately: Window) -> Iterable[NotSeen]:

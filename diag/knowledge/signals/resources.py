@@ -73,7 +73,7 @@ PARTS, SIGNALS = declared(
           < bool {SECONDS_TO_DRAIN / 3:g})
     # page cache does not count: a full cgroup whose processes stall for memory has none left to give up
     stalls_at_the_host_memory_limit: bool =
-        max by ($by) (avg_over_time(diag_host_pressure_ratio{{resource="memory"}}[1m])) > bool 0.1 > 0
+        group by ($by) (avg_over_time(diag_host_pressure_ratio{{resource="memory"}}[1m]) > 0.1)
         and $host_memory_fill > {NEARLY_FULL}
     # -- faults of a device
     time_of_device_fault: unix time = {event_time(*DEVICE_FAULTS)}

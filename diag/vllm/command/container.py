@@ -178,7 +178,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     gpus, by, devices = _given_gpus(options, environment)
     mounts = [text.partition(":")[0] for text in options.get("--tmpfs", ())]
     for text in options.get("--volume", ()):  # without a colon it is an anonymous volume
-        mounts += re.sub(r"\$\{[^}]*\}|^[A-Za-z]:(?=[\\/])", "$X", text).split(":")[1:2]
+        mounts += re.sub(r"\$\{[^}]*\}|^[A-Za-z]:(?=[\\/][^:]*:/)", "$X", text).split(":")[1:2]
     for text in options.get("--mount", ()):
         keys = dict(part.partition("=")[::2] for part in text.split(","))
         mounts.append(keys.get("target") or keys.get("destination") or keys.get("dst") or "")

@@ -468,7 +468,7 @@ class _Reader(NamedTuple):
         vllm_image = image if isinstance(image, str) else ""
         called_by = f"{vllm_image} {node.get('name') if vllm_image[:1] in ('', '$', '{') else ''}"  # a template's image
         is_chart = name == "a container of Helm values" and not {"ports", "env"} & node.keys()
-        is_patch = is_pod and is_whole and not {"ports", "resources", "volumeMounts"} & node.keys()  # of a pod
+        is_patch = is_pod and is_whole and not {"ports", "resources"} & node.keys()  # of a pod
         if not (program or words) and (is_chart or is_patch or vllm_image != node.get("image")):
             return
         is_patch = is_pod and bool(program or words)  # the image is set by another file
@@ -481,8 +481,8 @@ class _Reader(NamedTuple):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
         elif not program and not words and ("vllm/vllm-openai" not in vllm_image or not (is_pod or name == _SERVICE)):
             pod = read_pod(spec, node, self.metrics, is_whole)
-            is_server = "vllm" in called_by.lower() and not _BESIDE.search(called_by)
-            if is_pod and is_whole and pod.gpus and is_server:  # its arguments are not shown
+            is_shown = is_pod and is_whole and pod.gpus and "vllm" in called_by.lower()
+            if is_shown and not _BESIDE.search(called_by):  # its arguments are not shown
                 command = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", "$ARGS"]
                 yield Writing(name, shlex.join(command), pod, place=place)
         elif not (program or words) and is_pod and not _KINDS.search(name):
@@ -500,8 +500,7 @@ class _Reader(NamedTuple):
             is_public = charts.is_published(node, words) or bool(around and around.is_public)
             dockerfile, baked, literal = dict[Any, Any](node).get(BUILT, ("", (), ()))
             around = around and around._replace(build=build, is_public=is_public, baked=baked, literal=literal)
-            line = _UNSET.sub(r"\1", shlex.join(words))
-            yield Writing(name, line, around, place=place, dockerfile=dockerfile)
+            yield Writing(name, _UNSET.sub(r"\1", shlex.join(words)), around, place=place, dockerfile=dockerfile)
 
     # -- KServe
 
