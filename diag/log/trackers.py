@@ -397,12 +397,17 @@ class RootCauseTracker:
 
 
 def informativeness(text: str) -> int:
-    """Return 3 for a reason, 2 for the process that failed, 1 for a signal, which vLLM passes on to engines, else 0."""
+    """Return 3 for a reason, 2 for the process that failed, 1 for a signal, which vLLM passes on to engines, else 0.
+
+    A line that announces an exception has -1: the exception below it says at least which process failed.
+    """
     if MARKS.names_process.match(text):
         return 2
     if text.startswith(SIGNALLED):
         return 1
-    return 0 if MARKS.no_reason.search(text) else GIVES_REASON
+    if MARKS.no_reason.search(text):
+        return -1 if MARKS.headline.search(text) else 0
+    return GIVES_REASON
 
 
 def quote(text: str, most: int) -> str:

@@ -96,7 +96,7 @@ def paragraph(text: Text, start: Text = "", rest: str = "  ") -> list[str]:
         initial_indent=joined(start),
         subsequent_indent=rest,
         break_on_hyphens=False,
-        break_long_words="/" not in whole or max(map(len, whole.split())) > LONGEST_ADDRESS,
+        break_long_words="://" not in whole or max(map(len, whole.split())) > LONGEST_ADDRESS,
     )
     return with_roles(lines, start, text)
 

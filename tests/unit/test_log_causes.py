@@ -314,7 +314,7 @@ def told(folder: Path, lines: list[str]) -> str:
         ([WORKER.format("frob.py:751", "ValueError: Frob was not frobnicated"), WORKER.replace("ERROR", "INFO").format("frob.py:709", "The next file")], "no state of a server", "a failed start"),
         ([line.replace(" pid=70", "") for line in (STEP, ENGINE.format("core.py:1", "TypeError: a frob is not subscriptable"))], "a dead engine", "no state"),
         # an error that only points to another one is told by that
-        ([V0 + "ModuleNotFoundError: No module named 'triton.compiler'; 'triton' is not a package", "ValueError: Model architectures ['FrobForCausalLM'] failed to be inspected. Please check the logs"], "A file triton.py", "the import error above"),
+        ([V0 + "ModuleNotFoundError: No module named 'triton.compiler'; 'triton' is not a package", "ValueError: Model architectures ['FrobForCausalLM'] failed to be inspected. Please check the logs"], "a file triton.py", "the import error above"),
         ([V0 + "All is well", "ValueError: Model architectures ['FrobForCausalLM'] failed to be inspected. Please check the logs"], "the import error above", "triton"),
         # a native stack, a fork, a plugin's platform, options that the lines hint at
         ([*STARTS, "!!!!!!! Segfault encountered !!!!!!!", *NATIVE], "Start with --moe-backend triton", "Read the first frames"),
