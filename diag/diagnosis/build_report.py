@@ -59,6 +59,8 @@ FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 SHARE = failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the last answers"))
 REFUSED_SHARE = refused_share.at_least(1.0, by_judgement("all of the last answers"))
 READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
+READS_END = re.compile(r"journalctl\b")
+"""The command of READ_LOG, of a server that has ended."""
 """Commands that look for what a known line already tells."""
 MOST_QUOTED, MOST_FOUND, MOST_REFUSED = 300, 60, 240
 """Characters of a line that is quoted for what it names, of one by which it is found again, and of a client's error
@@ -232,7 +234,9 @@ def _with_fixes(
     follows = diagnosis.explained_by is not None and not diagnosis.primary
     fixes = () if follows else propose(diagnosis, queries, server, quoted)  # what mends a consequence is its cause
     if server.log and server.log.last and not quoted:
-        fixes = tuple(_with_last_line(each, server.log) if READS.match(each.fix.command) else each for each in fixes)
+        fixes = tuple(
+            _with_last_line(each, server.log) if READS_END.match(each.fix.command) else each for each in fixes
+        )
     linted = lint_findings(server, quoted) if diagnosis.incident.lints else ()
     if linted:  # first the proposals without a restart, which only read
         fixes = tuple(sorted((*linted, *fixes), key=lambda proposal: proposal.fix.restart))
@@ -518,7 +522,7 @@ def _of_request(line: EventLine, ending: LogEnding, version: str) -> KnownFailur
 
 def _told_near(ending: LogEnding) -> KnownFailure | None:
     """Return the failure that the lines at the end of a log tell, of one that shows no state that explains it."""
-    is_ill = ending.state in ("lost", *ENDS_ILL) or "Error initializing vLLM engine: " in ending.context.nearby
+    is_ill = ending.state in ("lost", *ENDS_ILL) or bool(WORDS.start_failed.search(ending.context.nearby))
     told = told_by_others(ending.context, "") if ending.state in ("lost", "starting", "stopped") else None
     return told or (told_by_vllm(ending.context, is_alone=True) if is_ill else None)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from diag.core.formatting import clock, plural, quantity
 from diag.core.incident import RANK, Signal, seconds
-from diag.core.subjects import instance_name
+from diag.core.subjects import agree, instance_name
 from diag.diagnosis.decision_table import COMPARE, RECENT, START_TIME, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.progress import FAILED, INSTANCE, Progress
@@ -143,7 +143,7 @@ def health(
 def _has_just_ended(other: Diagnosis, suspect: Diagnosis, queries: QueryCache) -> bool:
     """Return whether another incident with the signs of a suspect has ended, and is in the suspect's window still."""
     is_alike = other.incident.id in {look.incident for look in suspect.incident.looks_like}
-    is_over = is_alike and other.state == "present" and other.server == suspect.server and not other.ongoing
+    is_over = is_alike and agree(other.subject, suspect.subject) and other.state == "present" and not other.ongoing
     began = queries.source.instants[-1] / 1000 - queries.window(suspect.incident).seconds
     return is_over and (other.until or 0) > began
 

@@ -144,4 +144,4 @@ def test_a_server_logs_the_kv_cache_that_is_computed(tmp_path: Path, name: str) 
     found = ledger(shape, planned_setup(command, shape, GpuSpec(name="cpu"), "0.32.0"))
     assert found.tokens == ByteRange.of(int(logged.numbers["tokens"]))
     assert found.concurrency is not None
-    assert found.concurrency[0] == pytest.approx(logged.numbers["concurrency"], abs=0.006)
+    assert f"{found.concurrency[0]:.2f}" == f"{logged.numbers['concurrency']:.2f}"  # as vLLM writes it

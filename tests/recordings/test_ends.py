@@ -140,6 +140,19 @@ def test_a_cascade_ends_with_its_last_preemption(tmp_path: Path, every: float) -
     assert abs((cascade.end or 0) - BEGUN - last) <= 1.5 * every
 
 
+def test_what_has_just_ended_leaves_no_suspect(tmp_path: Path) -> None:
+    """The last five minutes still hold the pauses of long prompts that came until then: no compilation is suspected."""
+
+    def change(engine: Engine, time: float) -> None:
+        if 300 <= time < 620:
+            engine.send(Request(BEGUN + time, 12_000, 8, cached=0))
+
+    limits = Limits(token=0.0008, max_num_batched_tokens=8192)
+    report = judged(tmp_path, limits, 15, 840, lambda _: 0.5, 100, 300, change=change)
+    assert not found(report, "prefill_decode_contention").diagnosis.ongoing
+    assert (report.verdict, report.health.suspects) == ("healthy", ())
+
+
 @pytest.mark.parametrize(("pauses", "is_there"), [(True, True), (False, False)])
 def test_preemptions_between_scrapes_show_in_pauses_of_streams(tmp_path: Path, pauses: bool, is_there: bool) -> None:
     """The queue is empty at each scrape; where no stream pauses either, nobody feels the preemptions."""

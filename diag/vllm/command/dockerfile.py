@@ -27,7 +27,7 @@ _COPIED = re.compile(NOTATIONS["patterns"]["dockerfile_copied"])
 _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS, _MOST_FOLDERS = 8, 4
 _CONFIG = re.compile(NOTATIONS["patterns"]["dockerfile_config"])
-CALLERS, _MOSTCALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
+CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
 _PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
 _OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
 BUILT = ("built",)
@@ -180,7 +180,7 @@ def called(text: str, file: Path) -> tuple[str, bool]:
     kinds = ("*.*" if _POSITION.search(text) else "*.service", "*/*.service") if file.suffix in (".sh", ".bash") else ()
     able = sorted(one for kind in kinds for one in folder.glob(kind) if one.suffix in CALLERS and one != file)
     calls = [
-        (one, "EnvironmentFile" not in it) for it in map(text_of, able[:_MOSTCALLERS]) for one in call.finditer(it)
+        (one, "EnvironmentFile" not in it) for it in map(text_of, able[:_MOST_CALLERS]) for one in call.finditer(it)
     ]
     units = {one.string for one, is_whole in calls if one["unit"] and is_whole}
     text = _exports(min(units)) + text if len(calls) == len(units) == 1 else text

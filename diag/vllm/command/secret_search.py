@@ -315,7 +315,7 @@ _RUNS = (
 )
 """Base64, which is no path; a part of a path; a part of a name."""
 _CACHED = re.compile(
-    r"(?:/[\w.-]{1,60}){0,8}/(?:torch_compile_cache|inductor_cache)(?:/[\w.-]{1,40}){0,6}/[a-z0-9]{2}/c[a-z2-7]{51}\.py\b"
+    r"((?:/[\w.-]{1,60}){0,8}/(?:torch_compile_cache|inductor_cache)(?:/[\w.-]{1,40}){0,6}/[a-z0-9]{2}/c[a-z2-7]{51}\.py\b)"
 )
 """Code that torch.compile has written: the name is its hash, and the way to it decides what failed."""
 _HEX = re.compile(_DATA["patterns"]["hex"])
@@ -333,14 +333,8 @@ _RANDOM_BITS, _FEWEST_PAIRS = 4.75, 12
 
 def _without_random(text: str) -> str:
     text = _PACKED.sub(lambda word: HIDDEN if _is_user_and_password(word[0]) else word[0], text)
-    cached = [match.span() for match in _CACHED.finditer(text)] if "_cache/" in text else []  # names made of hashes
-    if cached:
-        begins = [0, *(end for _, end in cached)]
-        parts = zip(begins, [*(start for start, _ in cached), len(text)], strict=True)
-        return "".join(
-            _without_random(text[start:end]) + (text[end : cached[at][1]] if at < len(cached) else "")
-            for at, (start, end) in enumerate(parts)
-        )
+    if "_cache/" in text and len(parts := _CACHED.split(text)) > 1:  # each second part is such a path
+        return "".join(part if at % 2 else _without_random(part) for at, part in enumerate(parts))
     for run in _RUNS:
         text = run.sub(lambda word: HIDDEN if _is_random(word[0]) else word[0], text)
     return str(_HEX.sub(lambda word: word[0] if word[0].isdecimal() else HIDDEN, text))
