@@ -88,10 +88,13 @@ def _before(shown: str) -> str:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """CPU time, for other programs may have the machine."""
+    """CPU time, for other programs may have the machine; the timer counts whole ticks, also those of another program."""
+    end = time.process_time() + seconds
 
     def late(_: int, __: FrameType | None) -> None:
-        raise TooSlow
+        if (left := end - time.process_time()) <= 0:
+            raise TooSlow
+        signal.setitimer(signal.ITIMER_PROF, left)
 
     before = signal.signal(signal.SIGPROF, late)
     signal.setitimer(signal.ITIMER_PROF, seconds)
