@@ -150,7 +150,7 @@ class FailureKind(NamedTuple):
             return None
         if self.phases and context.phase not in self.phases:
             return None
-        near = re.search(self.nearby, context.nearby) if self.nearby else None
+        near = _near(self.nearby, context.nearby) if self.nearby else None
         if self.nearby and near is None:
             return None
         named = {**match.groupdict(), **(place.groupdict() if place else {})}
@@ -259,6 +259,12 @@ def _holds(comparison: str, values: Mapping[str, str]) -> bool:
     left, right = (float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] for amount in amounts)
     right *= float(parts["factor"] or 1)
     return left < right if parts["op"] == "<" else left > right
+
+
+@lru_cache(maxsize=512)
+def _near(pattern: str, lines: str) -> re.Match[str] | None:
+    """Look for a pattern in the lines around an error, which are asked again for each of them that complains."""
+    return re.search(pattern, lines)
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,7 @@ platform and the release.
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from diag.core.declarations import PACKAGE, read
@@ -41,8 +41,14 @@ def platform_of(text: str, context: LogContext) -> str:
     """Return the platform of a server, "cuda" if nothing in its log is of another one, "" without a log."""
     if context.platform:
         return context.platform
-    said = f"{text}\n{context.nearby}"
-    return next(_named(words().platforms, said), "cuda" if context.nearby else "")
+    named = {*_named(words().platforms, text), *_platforms_near(context.nearby)}
+    return next((name for name in words().platforms if name in named), "cuda" if context.nearby else "")
+
+
+@lru_cache(maxsize=8)
+def _platforms_near(lines: str) -> tuple[str, ...]:
+    """Look for platforms in the lines around an error, which are asked again for each kind of failure."""
+    return tuple(_named(words().platforms, lines))
 
 
 def offers_what_it_lacks(clause: str, platform: str) -> bool:

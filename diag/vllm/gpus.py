@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Annotated, NamedTuple
 
 from diag.core.declarations import PACKAGE, did_you_mean, read
@@ -64,6 +64,7 @@ def _aliases() -> Mapping[str, str]:
     return {alias: gpu.name for gpu in gpus().values() for alias in gpu.aliases}
 
 
+@lru_cache(maxsize=256)
 def find(name: str) -> GpuModel | None:
     """Find a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; None if it is unknown or a part of a GPU (MIG)."""
     key = _normalized(name)
