@@ -267,11 +267,7 @@ _ANY_NUMBER = 2**20
 
 
 def layouts(
-    model: Model,
-    setups: Sequence[Setup],
-    gpu: GpuModel,
-    concurrency: int | None,
-    change: Change | None = None,
+    model: Model, setups: Sequence[Setup], gpu: GpuModel, concurrency: int | None, change: Change | None = None
 ) -> list[Deployment]:
     """Return deployments on GPUs of a kind, the fewest GPUs first: for each count the layout that holds most.
 

@@ -341,10 +341,7 @@ def gpus_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         "gpus",
         "GPUs and ranks",
         "Which GPU or rank differs from its peers.",
-        {
-            "By rank: look for the row that differs": by_rank,
-            "GPUs": line_panels(panels()["gpus"], scope),
-        },
+        {"By rank: look for the row that differs": by_rank, "GPUs": line_panels(panels()["gpus"], scope)},
     )
 
 
