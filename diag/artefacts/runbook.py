@@ -98,6 +98,10 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
     moves = incident.ended_by or incident.symptoms[0].signal
     recovered = next(condition.opposite for condition in incident.symptoms if condition.signal == moves)
     recording = "the recording of `diag record http://<instance> DIR --for 120 --log FILE` (it holds no secrets)"
+    texts = [*incident.mitigate, *incident.hand_over, *incident.do_not]
+    texts += [text for fix in incident.fixes for text in (fix.command, fix.change, fix.rollback)]
+    pairs = rocm_commands_in("\n".join(texts)).items()
+    on_rocm = [re.sub(r"\{(\w+)\}", r"<\1>", f"`{theirs}` instead of `{ours}`") for ours, theirs in pairs]
     # a silence has labels that outlast a restart
     lasting = [label for label in site.labels if label not in OF_ONE_SERVER and label != "model"]
     text = (PACKAGE / "artefacts" / "runbook.md").read_text(encoding="utf-8")
@@ -125,7 +129,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
         matchers=" ".join(f"{label}=<{label}>" for label in (*lasting, "model")),
         flags=f"- Flags that decide here: {', '.join(f'`{flag}`' for flag in flags)}.\n" if flags else "",
         server=server,
-        on_rocm=_on_rocm(incident),
+        on_rocm=f"Run {'; '.join(on_rocm)}." if on_rocm else "",
     )
     return re.sub(r"\n## .+\n\n\n", "", page)
 
@@ -145,14 +149,6 @@ def _meaning(incident: Incident, incidents: Sequence[Incident], contract: Contra
     if muted := muting_sentences(incident, incidents, contract.site):
         text += f"\n\n{' '.join(muted)}"
     return text
-
-
-def _on_rocm(incident: Incident) -> str:
-    texts = [*incident.mitigate, *incident.hand_over, *incident.do_not]
-    texts += [text for fix in incident.fixes for text in (fix.command, fix.change, fix.rollback)]
-    pairs = rocm_commands_in("\n".join(texts)).items()
-    commands = [re.sub(r"\{(\w+)\}", r"<\1>", f"`{theirs}` instead of `{ours}`") for ours, theirs in pairs]
-    return f"Run {'; '.join(commands)}." if commands else ""
 
 
 def _links(names: Sequence[str]) -> str:

@@ -276,11 +276,7 @@ def ramp(
 
 @command("Collect")
 def config(
-    targets: list[str] | None = None,
-    *,
-    timeout: float | None = None,
-    evidence: EvidenceOptions,
-    as_json: bool = False,
+    targets: list[str] | None = None, *, timeout: float | None = None, evidence: EvidenceOptions, as_json: bool = False
 ) -> None:
     """Show the configuration that servers run with, and the source of each value.
 

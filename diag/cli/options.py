@@ -91,21 +91,18 @@ def _option(parameter: inspect.Parameter, section: str, name: str, row: Mapping[
     is_joined = bool(row.get("joined"))
     kind: Any = list[str] | None if is_joined else parameter.annotation
     default = None if is_joined else parameter.default
-    annotation = Annotated[kind, _for_typer(section, name, row)]
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _for_typer(section: str, name: str, row: Mapping[str, Any]) -> Any:
-    """Return an option, or an argument, as typer takes it."""
     settings = {key: value for key, value in row.items() if key not in ("flags", "completes", "joined")}
     if row.get("completes"):
         settings["autocompletion"] = _complete_id
     if section == "Arguments":
-        return typer.Argument(**settings)
-    if row.get("metavar") == "SECONDS" or isinstance(row.get("min"), float):
-        settings["callback"] = _reject_nan
-    flags = row.get("flags", [f"--{name.replace('_', '-')}"])
-    return typer.Option(*flags, rich_help_panel=section, **settings)
+        option = typer.Argument(**settings)
+    else:
+        if row.get("metavar") == "SECONDS" or isinstance(row.get("min"), float):
+            settings["callback"] = _reject_nan
+        flags = row.get("flags", [f"--{name.replace('_', '-')}"])
+        option = typer.Option(*flags, rich_help_panel=section, **settings)
+    annotation = Annotated[kind, option]
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _reject_nan(value: float | None) -> float | None:

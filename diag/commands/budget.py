@@ -439,21 +439,16 @@ def _read_command(target: str, version: str, foreign: bool) -> Command:
     """Read a launch command, or the folder or id of a model alone."""
     words = re.sub(r"^(?:workers-ai/)?@[ch]f/", "", target.strip())  # a provider's mark before a repository
     is_local = not foreign and (is_folder(words) or exists(words))
-    if not is_local and _is_name(words):
-        words = re.sub(r"[\s()]+", "-", words).strip("-")
+    if not is_local and re.fullmatch(r"[A-Z][\w.:()+ -]{1,80}", words) and " -" not in words:  # programs begin small
+        is_version = re.search(r"\d", words) and not re.search(r"(?i)vllm|serve|python|docker", words)
+        if is_version or find_shape(words) or unsized(words):  # as leaderboards have names: Llama 3.1 8B Instruct
+            words = re.sub(r"[\s()]+", "-", words).strip("-")
     is_model = is_folder(words) if is_local else len(words.split()) == 1
     text = f"vllm serve {shlex.quote(words)}" if is_model else words
     started = command.read_foreign(text, version) if foreign else command.read(text, version=version)
     if not started.model:
         raise BadUsage("the command names no model: expected `vllm serve MODEL --flag value ...`")
     return started
-
-
-def _is_name(words: str) -> bool:
-    """Return True for a model's name of several words, as leaderboards have them: Llama 3.1 8B Instruct."""
-    is_plain = re.fullmatch(r"[A-Z][\w.:()+ -]{1,80}", words) and " -" not in words  # programs have small letters
-    is_version = re.search(r"\d", words) and not re.search(r"(?i)vllm|serve|python|docker", words)
-    return bool(is_plain and (is_version or find_shape(words) or unsized(words)))
 
 
 def _read_model(started: Command, version: str, options: BudgetOptions) -> Model:

@@ -23,12 +23,7 @@ from diag.diagnosis.report import Key, Report, Transitions
 from diag.http.address import parse, parse_all
 from diag.http.client import run_in_thread
 from diag.http.prometheus_api import Alertmanager
-from diag.report.terminal import (
-    watch_changed,
-    watch_line,
-    watch_regained,
-    watch_started,
-)
+from diag.report.terminal import watch_changed, watch_line, watch_regained, watch_started
 from diag.sources.source import refuse_the_past
 
 PAUSE_SECONDS = 15.0

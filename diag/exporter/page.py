@@ -173,11 +173,7 @@ class HostCollectors:
 
 
 def host_collectors(
-    address: Address,
-    log: str,
-    zone: tzinfo | None,
-    gpus: tuple[str, ...] = (),
-    nccl: tuple[str, int] | None = None,
+    address: Address, log: str, zone: tzinfo | None, gpus: tuple[str, ...] = (), nccl: tuple[str, int] | None = None
 ) -> HostCollectors:
     """Return the collectors of a server; `log` is a path, "-" for standard input, "" for none.
 

@@ -250,26 +250,22 @@ def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
             longest = max(inside, key=inside.__getitem__)
             chosen[longest] = longest
 
-    labels = contract.site.labels
+    labels, server = contract.site.labels, ", ".join(contract.site.labels)
     recorded: dict[str, str] = {}
     rules: dict[str, RecordedSeries] = {}
     written: dict[str, str] = {}
     for name in filter(chosen.__contains__, formulas):
-        promql = _over_engines(regroup(formulas[name].text_over(recorded), labels), labels, written)
+        promql = regroup(formulas[name].text_over(recorded), labels)
+        # the sum of a server is that of its engines, if they are recorded: raw samples are read once
+        summed = promql.removeprefix(f"sum by ({server}) (")
+        engines = written.get(f"sum by ({server}, engine) ({summed}")
+        promql = f"sum by ({server}) ({engines})" if engines and summed != promql else promql
         series = written.setdefault(promql, promql if promql in rules else at_site(name, labels))
         if series not in rules:
             reads = tuple(dict.fromkeys(word for word in _WORD.findall(promql) if word in rules))
             rules[series] = RecordedSeries(series, promql, reads, _longest_range(promql))
         recorded[name] = series
     return RuleSet(rules, recorded, labels)
-
-
-def _over_engines(promql: str, labels: tuple[str, ...], written: Mapping[str, str]) -> str:
-    """Return the sum of a server as that of its engines, if they are recorded: raw samples are read once."""
-    server = ", ".join(labels)
-    summed = promql.removeprefix(f"sum by ({server}) (")
-    engines = written.get(f"sum by ({server}, engine) ({summed}")
-    return f"sum by ({server}) ({engines})" if engines and summed != promql else promql
 
 
 def _longest_range(promql: str) -> float:

@@ -65,13 +65,7 @@ PARTS = (
             signals.error_budget_burn_rate.above(signals.FAST_BURN.factor, signals.SPENDS_BUDGET_FAST),
         ),
     ),
-    HealthPart(
-        "KV cache",
-        ENGINE,
-        signals.kv_cache_seen,
-        "KV cache usage and preemptions",
-        harm=(signals.preempts,),
-    ),
+    HealthPart("KV cache", ENGINE, signals.kv_cache_seen, "KV cache usage and preemptions", harm=(signals.preempts,)),
 )
 LIVES = (signals.health_answer, signals.processes_of_engines)
 """What shows an idle engine now: an answer of /health, a process of its own. The page and its process are those of the

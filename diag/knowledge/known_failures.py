@@ -361,17 +361,17 @@ def _in_order(texts: Sequence[str], beside: Sequence[str], tier: int) -> Sequenc
 
 @lru_cache(maxsize=1)
 def _tiers() -> tuple[tuple[FailureKind, ...], ...]:
-    """Return the kinds of each rank, in the order of the table; tests leave out rows, and then clear what is kept."""
-    ranked = [(_tier(kind), kind) for kind in table()]
-    return tuple(tuple(kind for at, kind in ranked if at == rank) for rank in range(LAST_TIER + 1))
+    """Return the kinds of each rank: what more than the error decides comes first, what many causes have last.
 
-
-def _tier(kind: FailureKind) -> int:
-    """Return the rank of a kind: what more than the error decides comes first, what many causes have last."""
-    is_placed = kind.file in (PLACES, TOPICS)
-    if kind.has_context and not is_placed:
-        return 0
-    return LAST_TIER if is_placed and kind.generic else TIERS.get(kind.file, TIERS[RAISED] if kind.generic else 1)
+    Kinds of a rank are in the order of the table. Tests leave out rows, and then clear what is kept.
+    """
+    tiers: list[list[FailureKind]] = [[] for _ in range(LAST_TIER + 1)]
+    for kind in table():
+        is_placed = kind.file in (PLACES, TOPICS)
+        usual = TIERS.get(kind.file, TIERS[RAISED] if kind.generic else 1)
+        rank = 0 if kind.has_context and not is_placed else LAST_TIER if is_placed and kind.generic else usual
+        tiers[rank].append(kind)
+    return tuple(map(tuple, tiers))
 
 
 def bare(text: str) -> str:

@@ -130,7 +130,7 @@ class PreflightFacts:
     def on_cpu(self) -> bool:
         """True if vLLM runs on the CPU: by its variable, or by the wheel that is installed."""
         named = self.command is not None and "VLLM_CPU_KVCACHE_SPACE" in self.command.environment
-        return named or self.wheel.is_cpu
+        return named or self.wheel.torch.endswith("+cpu")
 
     def since(self, version: str) -> bool:
         return release(self.version) >= release(version)

@@ -38,10 +38,6 @@ class Wheel(NamedTuple):
     torch: str = ""
     cuda: str = ""
 
-    @property
-    def is_cpu(self) -> bool:
-        return self.torch.endswith("+cpu")
-
 
 def wheel(python: str) -> Wheel:
     """Find the vLLM beside a Python by the files there; nothing of it is run."""

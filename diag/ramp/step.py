@@ -67,10 +67,7 @@ class Failures(NamedTuple):
         return self.failed / max(self.of, 1.0)
 
 
-ERRORS = {
-    "server": "answers are HTTP errors (4xx or 5xx)",
-    "client": "requests failed, as the load generator counts",
-}
+ERRORS = {"server": "answers are HTTP errors (4xx or 5xx)", "client": "requests failed, as the load generator counts"}
 """Sentences about failed requests, by the counter."""
 
 

@@ -43,7 +43,15 @@ def _lines(preflight: Preflight, *, reasons: Sequence[str], most: int, every: bo
         for result in (*preflight.of("not checked"), *preflight.of("pass")):
             lines += _block(result, with_reason=True)
     else:
-        lines += [line for label, texts in _folded(preflight) for line in labelled(label, texts, LABEL)]
+        passed = []
+        for group in GROUPS:
+            messages = [result.message for result in preflight.of("pass") if result.group == group]
+            more = f" and {len(messages) - 3} more" if len(messages) > 3 else ""
+            passed += [f"{group}: {', '.join(messages[:3])}{more}"] if messages else []
+        reasons_of = grouped((result.message, result.id) for result in preflight.of("not checked"))
+        unchecked = [f"{listed(list(dict.fromkeys(ids)))}, because {why}" for why, ids in reasons_of.items()]
+        lines += labelled("pass", passed, LABEL) + labelled("not checked", unchecked, LABEL)
+        lines += labelled("ignored", [f"{id}: {reason}" for id, reason in preflight.ignored.items()], LABEL)
     return [
         *lines,
         *labelled("more", ["diag explain ID explains a check; [preflight.ignore] in diag.toml drops one"], LABEL),
@@ -63,19 +71,6 @@ def _block(result: CheckResult, *, with_reason: bool) -> Iterator[str]:
     yield from paragraph(f"{result.group}: {result.message} [{result.id}]", start, " " * margin)
     yield from labelled("why", [result.why] if with_reason and result.why else [], LABEL)
     yield from labelled("do", [result.do] if result.do else [], LABEL)
-
-
-def _folded(found: Preflight) -> Iterator[tuple[str, list[str]]]:
-    """Yield the checks without a finding in a line for each group: what passed, and why something was not checked."""
-    passed = []
-    for group in GROUPS:
-        messages = [result.message for result in found.of("pass") if result.group == group]
-        more = f" and {len(messages) - 3} more" if len(messages) > 3 else ""
-        passed += [f"{group}: {', '.join(messages[:3])}{more}"] if messages else []
-    yield "pass", passed
-    reasons = grouped((result.message, result.id) for result in found.of("not checked"))
-    yield "not checked", [f"{listed(list(dict.fromkeys(ids)))}, because {reason}" for reason, ids in reasons.items()]
-    yield "ignored", [f"{id}: {reason}" for id, reason in found.ignored.items()]
 
 
 def render_markdown(found: Preflight) -> str:

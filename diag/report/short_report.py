@@ -11,7 +11,7 @@ from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import escaped, listed, pasted, plural, printable
 from diag.core.incident import RANK
 from diag.core.subjects import in_words
-from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.report import Report
 from diag.report import coverage
 from diag.report import sentences as words
 from diag.report.answer import (
@@ -111,6 +111,9 @@ def _parts(report: Report) -> dict[str, Forms]:
             "normal": _normal_part(report),
         }
     else:
+        over = {finding.diagnosis.incident.id: finding for finding in report.present if not finding.diagnosis.ongoing}
+        actions = (choose_actions(over[name], report) for name in coverage.over(report))
+        fixes = [joined(words.action(fix)) for fix in (chosen.fix or chosen.now for chosen in actions) if fix]
         unseen = coverage.not_seen(report) if answer.verdict == coverage.NO_INCIDENT else []
         middle = {
             "impact": [paragraph(f"{found_nothing[0].upper()}{found_nothing[1:]}.")],
@@ -118,7 +121,7 @@ def _parts(report: Report) -> dict[str, Forms]:
             "unseen": _part("not_shown", unseen, 3),
             "why": _part("progress", words.not_busy(report), 3),
             "server": _part("server", words.folded(coverage.servers(report), 2), 3),
-            "next time": _part("next_time", _next_time(report), 2),
+            "next time": _part("next_time", fixes, 2),
             "slo": _part("slo", [words.slo_missing(report)], 1),
             "normal": _normal_part(report),
         }
@@ -200,6 +203,13 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         rows = evidence_rows([read for read in words.evidence(diagnosis) if read.condition.signal.unit != "bool"])
     means = _phrases(tree["means"].texts[0]) if "means" in tree else []
     impact = paragraph(f"{answer.title}: {answer.impact}.", rest="")
+    log: Forms = [[]]
+    if finding.quotes:  # the shorter forms cut the line, but not its place
+        quote, room = finding.quotes[0], line_width() - LABEL - 2
+        file = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
+        cut = [printable(quote.text, most - len(file)) + file for most in range(3 * room, room - 1, -room // 4)]
+        forms = (labelled(label("log"), [text], LABEL) for text in (words.quoted(finding)[0], *cut))
+        log = [form for form in forms if len(form) <= QUOTE]
     ends = words.log_endings(report, "" if len(report.observed.endings) == 1 else "ends ")
     return {
         "impact": _fewer(None, means, 4) if is_log else _shorter_forms(impact, 3),
@@ -210,24 +220,12 @@ def _incident_parts(answer: ReportAnswer, report: Report) -> dict[str, Forms]:
         "episodes": _part("episodes", [listed(earlier, separator="; ")], 2),
         "evidence": _evidence(rows[:MOST_EVIDENCE]),
         "normal": _normal_part(report),
-        "log": _log_part(finding),
+        "log": log,
         "means": [[]] if is_log else _fewer(label("means"), means, 4),
         "ends": _part("ends", ends, 3),
         **_action_parts(tree, answer.actions),
         "sure": [*(_part("sure", tree["sure"].texts, 2) if "sure" in tree else []), []],
     }
-
-
-def _log_part(finding: Finding) -> Forms:
-    """Quote the first log line; the shorter forms cut the line, but not its place."""
-    if not finding.quotes:
-        return [[]]
-    quote = finding.quotes[0]
-    file = f" ({quote.place.rpartition('/')[2]})" if quote.place else ""
-    room = line_width() - LABEL - 2
-    cut = [printable(quote.text, most - len(file)) + file for most in range(3 * room, room - 1, -room // 4)]
-    forms = (labelled(label("log"), [text], LABEL) for text in (words.quoted(finding)[0], *cut))
-    return [form for form in forms if len(form) <= QUOTE]
 
 
 def _action_parts(tree: Parts, actions: Actions) -> dict[str, Forms]:
@@ -308,13 +306,6 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
         "not seen": _part("not_seen", ["; ".join(each for each in answer.not_seen if each not in unseen)], 2),
         "more": _part("more", [f"--verbose, --html report.html{runbook}"], 2),
     }
-
-
-def _next_time(report: Report) -> list[str]:
-    """Return the fix of each incident that is over."""
-    over = {finding.diagnosis.incident.id: finding for finding in report.present if not finding.diagnosis.ongoing}
-    actions = [choose_actions(over[name], report) for name in coverage.over(report)]
-    return [joined(words.action(fix)) for fix in (each.fix or each.now for each in actions) if fix]
 
 
 def _names(name: str, names: Sequence[str]) -> Forms:

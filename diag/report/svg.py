@@ -117,11 +117,7 @@ def plot(reading: Reading, diagnosis: Diagnosis, axis: Axis) -> Markup:
     scale = _scale(PLOT, points, reading.limit, axis)
     threshold = scale.y(reading.limit)
 
-    sides = {
-        ">": (scale.box.top, threshold),
-        "<": (threshold, scale.bottom),
-        "=": (threshold - 2, threshold + 2),
-    }
+    sides = {">": (scale.box.top, threshold), "<": (threshold, scale.bottom), "=": (threshold - 2, threshold + 2)}
     top, bottom = sides[reading.condition.op[0]]
     base = scale.bottom
     healthy = [(scale.box.top, top), (bottom, base)]

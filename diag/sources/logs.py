@@ -70,7 +70,13 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
             continue
         cut = (f"of {text.name} only the first {FIRST >> 20} and the last {LAST >> 20} MiB were read",)
         is_timed = log.current.clock.newest > 0
-        notes = (*(cut if text.last else ()), *remark, *_year_note(lines, its_zone, written))
+        notes = (*(cut if text.last else ()), *remark)
+        parser = LineParser(its_zone)
+        ends = (at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written))
+        latest = max(ends, default=written)
+        if parser.assumed_year and written - latest > YEAR_IS_SURE:  # the file is not as old as its lines seem to be
+            year = datetime.fromtimestamp(latest, its_zone).year
+            notes += (f"its lines have no year: {year} is the latest that fits",)
         notes += () if is_timed else (f"no line of {text.name} has a time: any time told is that of the file",)
         origin = Origin("log", printable(text.name), every=EVERY, notes=notes)
         facts = {text.name: log.completes(ServerFacts(version=version, launch=launch))}
@@ -133,15 +139,6 @@ def _latest(lines: Sequence[Line], zone: tzinfo | None, written: float) -> float
     """Return the latest time of the last lines, 0 without any."""
     parser = LineParser(zone)
     return max((at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)), default=0.0)
-
-
-def _year_note(lines: Sequence[Line], zone: tzinfo | None, written: float) -> tuple[str, ...]:
-    """Return a note if the last lines with a time have no year, and the file is not as old as they seem to be."""
-    parser = LineParser(zone)
-    latest = max((at for line in lines[-MOST_ENDS:] for at in _times(parser, line.text, written)), default=written)
-    year = datetime.fromtimestamp(latest, zone).year
-    note = f"its lines have no year: {year} is the latest that fits"
-    return (note,) if parser.assumed_year and written - latest > YEAR_IS_SURE else ()
 
 
 def _play(log: ServerLog, lines: Sequence[Line], zone: tzinfo | None, written: float, target: Target) -> None:

@@ -267,11 +267,7 @@ _ANY_NUMBER = 2**20
 
 
 def layouts(
-    model: Model,
-    setups: Sequence[Setup],
-    gpu: GpuModel,
-    concurrency: int | None,
-    change: Change | None = None,
+    model: Model, setups: Sequence[Setup], gpu: GpuModel, concurrency: int | None, change: Change | None = None
 ) -> list[Deployment]:
     """Return deployments on GPUs of a kind, the fewest GPUs first: for each count the layout that holds most.
 
@@ -426,8 +422,11 @@ def answer(
         why = f"; on {largest.name}: {reasons[0]}" if largest and reasons else ""
         return f"None holds one request for certain{why}"
     context, how = plural(best.setup.length, "token"), _how(best)
-    if not best.ledger.model.keeps_tokens:
-        return _without_cache(best, how)
+    if not best.ledger.model.keeps_tokens:  # its memory is the same for any load
+        sizes = {row.name: gibibytes(row.size.central) for row in best.ledger.rows if row.size}
+        memory = ", ".join(f"{name} {sizes[name]}" for name in (WEIGHTS, ACTIVATIONS) if name in sizes)
+        doubt = "fits" if best.ledger.verdict == "fits" else f"may not fit: {best.ledger.reasons[0]}"
+        return f"{best.name} ({how}) {doubt}: {memory}; nothing of a request is kept"
     cost = best.cost(prices.get(best.gpu.name)) if best.gpu else None
     price = f", at least ${cost:.2f} per million output tokens" if cost else ""
     doubt = "" if best.ledger.verdict == "fits" else f"; it may not fit: {best.ledger.reasons[0]}"
@@ -441,14 +440,6 @@ def answer(
         without = f"; without {best.flags.partition(' --max-num-seqs')[0]}: {least.name if least else 'no layout fits'}"
     asked = plural(concurrency, "request")
     return f"{best.name} ({how}) holds {asked} of {context}, with room for {best.requests:,}{price}{without}{doubt}"
-
-
-def _without_cache(best: Deployment, how: str) -> str:
-    """Return the first line for a model that keeps nothing of a request: its memory is the same for any load."""
-    sizes = {row.name: gibibytes(row.size.central) for row in best.ledger.rows if row.size}
-    memory = ", ".join(f"{name} {sizes[name]}" for name in (WEIGHTS, ACTIVATIONS) if name in sizes)
-    doubt = "fits" if best.ledger.verdict == "fits" else f"may not fit: {best.ledger.reasons[0]}"
-    return f"{best.name} ({how}) {doubt}: {memory}; nothing of a request is kept"
 
 
 def _how(one: Deployment) -> str:

@@ -69,12 +69,9 @@ def find(name: str) -> GpuModel | None:
     """Find a GPU by its name, h100 or "NVIDIA H100 80GB HBM3"; None if it is unknown or a part of a GPU (MIG)."""
     key = _normalized(name)
     product = next((gpu.name for gpu in gpus().values() if key in map(_normalized, gpu.nvml)), None)
-    return gpus().get(product or _aliases().get(key, key)) or _found_by_words(key)
-
-
-def _found_by_words(key: str) -> GpuModel | None:
-    """Find a GPU by a name with more words than its own, "A100 80GB", if the memory in it is that of the GPU."""
-    words = key.split("-")
+    if gpu := gpus().get(product or _aliases().get(key, key)):
+        return gpu
+    words = key.split("-")  # more than its own, "A100 80GB", if the memory in them is that of the GPU
     size = next((int(word[:-2]) for word in words if re.fullmatch(r"\d{2,3}gb", word)), 0)
     if "mig" in words or "(" in key or (not size and not {"blackwell"} & set(words)):
         return None

@@ -241,6 +241,12 @@ def server_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         [PanelQuery(burn_rate(scope), legend(scope.by("engine")))],
         Threshold(slow),
     )
+    latencies = []
+    for name, (title, entry) in LATENCIES.items():
+        limit = getattr(contract, entry) if entry in contract.stated else None
+        below = f", below the SLO of {quantity(limit, 'seconds')}" if limit else ""
+        series_of_it = quantiles(BUCKETS[name])
+        latencies.append(LinePanel(title, f"Healthy: steady{below}.", ("engine",), series_of_it, "s", threshold=limit))
     return page_of(
         scope,
         "server",
@@ -249,7 +255,7 @@ def server_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         {
             "Incidents": [incidents],
             "Signals of $incident": _signals(scope),
-            "Latency": line_panels([_latency(name, contract) for name in LATENCIES], scope),
+            "Latency": line_panels(latencies, scope),
             "Load": [*line_panels(panels()["load"], scope), burn],
             "GPUs": grafana.fit(line_panels(panels()["server_gpus"], scope)),
         },
@@ -296,13 +302,6 @@ def _of_part(promql: str) -> str:
     return promql
 
 
-def _latency(name: str, contract: Contract) -> LinePanel:
-    title, entry = LATENCIES[name]
-    limit = getattr(contract, entry) if entry in contract.stated else None
-    below = f", below the SLO of {quantity(limit, 'seconds')}" if limit else ""
-    return LinePanel(title, f"Healthy: steady{below}.", ("engine",), quantiles(BUCKETS[name]), "s", threshold=limit)
-
-
 # -- GPUs and ranks; capacity and cost
 
 
@@ -342,10 +341,7 @@ def gpus_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
         "gpus",
         "GPUs and ranks",
         "Which GPU or rank differs from its peers.",
-        {
-            "By rank: look for the row that differs": by_rank,
-            "GPUs": line_panels(panels()["gpus"], scope),
-        },
+        {"By rank: look for the row that differs": by_rank, "GPUs": line_panels(panels()["gpus"], scope)},
     )
 
 

@@ -130,15 +130,16 @@ def runbook(markdown: str, section: str, detail: bool) -> Document:
 
 def findings(whole: Document, detail: bool) -> Document:
     """Return the findings about each server of a text; with detail, the reasons too."""
-    return whole if detail else {"launches": [_server(launch) for launch in whole["launches"]]}
-
-
-def _server(launch: Document) -> Document:
-    found = [_pick(finding, ("rule", "severity", "message", "fix")) for finding in launch["findings"]]
+    if detail:
+        return whole
+    pages = []
     names = ("name", "line", "vllm_version", "vllm_version_source", "model", "errors_left", "parser_error")
-    page = _pick(launch, (*names, "not_checked"))
-    page |= {"findings": found, "corrected_command": launch["corrected_command"]}
-    return _without_empty(page, "vllm_version", "findings", "corrected_command", "errors_left")
+    for launch in whole["launches"]:
+        short = [_pick(finding, ("rule", "severity", "message", "fix")) for finding in launch["findings"]]
+        page = _pick(launch, (*names, "not_checked"))
+        page |= {"findings": short, "corrected_command": launch["corrected_command"]}
+        pages.append(_without_empty(page, "vllm_version", "findings", "corrected_command", "errors_left"))
+    return {"launches": pages}
 
 
 def memory(whole: Document, detail: bool) -> Document:

@@ -71,12 +71,7 @@ class ContainerLog:
     name = "log"
 
     def __init__(
-        self,
-        api: Api,
-        namespace: str,
-        of: Candidate,
-        status: ContainerStatus,
-        clock: Callable[[], float] = time.time,
+        self, api: Api, namespace: str, of: Candidate, status: ContainerStatus, clock: Callable[[], float] = time.time
     ) -> None:
         self.state = ServerLog(UTC)
         self.status = status

@@ -192,7 +192,8 @@ class Scraper:
                 while not all(probe.done() for probe in self._probes) or self._plan.should_go_on(self.observation()):
                     await self._scrape_until(_now() - self._start + 2 * self._plan.every)
             await asyncio.gather(*self._fact_requests, *self._probes)
-            await _gather(server.scrape() for server in self._servers if server.owes_probe)
+            late = (server for server in self._servers if server.probed is not None and not server.published)
+            await _gather(server.scrape() for server in late)  # their probes have ended since the last scrape
         finally:
             for task in (*self._fact_requests, *self._probes):
                 task.cancel()

@@ -220,11 +220,6 @@ class ScrapedServer:
         """Send one request for one token; every later page includes the result."""
         self.probed = await _in_background(partial(self.server.probe, seconds))
 
-    @property
-    def owes_probe(self) -> bool:
-        """Return True if a probe has ended since the last scrape."""
-        return self.probed is not None and not self.published
-
 
 async def _in_background(work: Callable[[], T]) -> T:
     """Run work that waits for a server, or reads a large page, in a thread, so that it does not delay other servers."""

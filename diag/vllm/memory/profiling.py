@@ -111,7 +111,10 @@ def activations(model: Model, setup: Setup) -> ByteRange:
     low, likely, high, why = _logit_bytes(model, setup)
     in_triton = setup.since("triton_sampler") and likely == MASKED
     rows = _TRITON_ROWS * model.vocabulary * 4 if in_triton else 0
-    encoder, kept = encoder_peak(model, setup), _encoded(model, setup) + _indexer_workspace(model, setup)
+    encoder, kept = encoder_peak(model, setup), _encoded(model, setup)
+    index = max((mixer.index for layer in model.stack for mixer in layer.mixers if mixer.kind == "latent"), default=0)
+    if index and setup.since("indexer_workspace"):  # 40 contexts of keys (mla/indexer.py), beside logits
+        kept += 40 * setup.length * index + 512 * MIB
     is_compiled = not setup.eager and (not model.encoders or setup.text_only) and setup.since("compile_peak")
     embedding = model.vocabulary // setup.tensor
     compiled = (embedding + tokens) * hidden * setup.number_bytes if is_compiled else 0
@@ -176,12 +179,6 @@ def _encoded(model: Model, setup: Setup) -> int:
     tokens = _LONG_VIDEO if _has_long_video(model, setup) else max(_largest_item(model, setup), setup.batched_tokens)
     deep = max(len(Config(fields, model.config.place).list(DEEP)) for fields in model.encoders.values())
     return tokens * model.hidden * (1 + deep) * setup.number_bytes
-
-
-def _indexer_workspace(model: Model, setup: Setup) -> int:
-    """Return the bytes in which a sparse indexer gathers keys: 40 contexts of them (mla/indexer.py), beside logits."""
-    index = max((mixer.index for layer in model.stack for mixer in layer.mixers if mixer.kind == "latent"), default=0)
-    return 40 * setup.length * index + 512 * MIB if index and setup.since("indexer_workspace") else 0
 
 
 def _has_long_video(model: Model, setup: Setup) -> bool:

@@ -211,7 +211,7 @@ def setup(command: Command, model: Model, gpu: GpuSpec, version: str = "") -> Se
         refused=next((lacks for _, lacks in lacking(command, _method(model), gpu.name, version)), ""),
         removed=_removed(command, model, version),
     )
-    return _with_cache(_with_variables(planned, command), command)
+    return _completed(planned, command)
 
 
 def _method(model: Model) -> str:
@@ -243,8 +243,8 @@ def lacks_half(model: Model, level: float) -> bool:
 _SWITCHES = ("--enforce-eager", "--language-model-only", "--skip-mm-profiling", "--enable-expert-parallel")
 
 
-def _with_variables(planned: Setup, command: Command) -> Setup:
-    """Return a setup with what the environment of the command and the flags that change the model say."""
+def _completed(planned: Setup, command: Command) -> Setup:
+    """Return a setup with what variables and flags say that change the model or what a server keeps of a request."""
     environment = command.environment
     estimates = environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     is_changed = _mentions(command, "--hf-overrides") or _mentions(command, "--rope-scaling")
@@ -254,24 +254,17 @@ def _with_variables(planned: Setup, command: Command) -> Setup:
         savings.remove(_SAVINGS["--hf-overrides"])
     if PARTITION in environment and planned.pipeline > 1:
         savings.append(f"how {PARTITION} divides the layers")
+    is_hybrid = planned.since("hybrid_cache") and not command.switched("--disable-hybrid-kv-cache-manager")
+    prefixes = command.switched("--enable-prefix-caching")
     return replace(
         planned,
         graphs_in_budget=estimates == "1" if estimates in ("0", "1") else planned.since("graphs_in_budget"),
         allows_overlong=is_changed or environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1",
         savings=tuple(savings),
         flashinfer={"0": False, "1": True}.get(environment.get(FLASHINFER, "")),
-        hybrid_chunks=environment.get(CHUNKS) == "1",
-    )
-
-
-def _with_cache(planned: Setup, command: Command) -> Setup:
-    """Return a setup with the settings of what a server keeps of a request."""
-    is_hybrid = planned.since("hybrid_cache") and not command.switched("--disable-hybrid-kv-cache-manager")
-    prefixes = command.switched("--enable-prefix-caching")
-    return replace(
-        planned,
         kv_dtype=command.get("--kv-cache-dtype") or "auto",
         hybrid=is_hybrid and (not planned.cpu or planned.since("cpu_windows")),
+        hybrid_chunks=environment.get(CHUNKS) == "1",
         prefix_caching=planned.since("hybrid_prefixes") if prefixes is None else prefixes,
         mamba_mode=command.get("--mamba-cache-mode") or "",
         state_type=(command.get("--mamba-ssm-cache-dtype") or "").replace("auto", ""),

@@ -146,21 +146,17 @@ _IN_16_BITS = re.compile(r"[-_](?:bf16|fp16|bfloat16|float16)$", re.IGNORECASE)
 
 def find_shape(name: str) -> NamedShape | None:
     """Find a model by its repository, its name under another owner, or a near spelling; None if it is unknown."""
-    shape = _found(name)
+    respelled, known_size = _respelled(name), _names().latest.get(name.lower().removesuffix(":latest"))
+    shape = _find(respelled if "+" in name else name)  # Command R+ is no Command R
+    if respelled != name.lower() and (shape is None or shape.tune):
+        instead = _find(respelled)
+        shape = instead if instead and not (shape and instead.tune) else shape
+    elif known_size and shape is None:
+        shape = find_shape(f"{name.lower().removesuffix(':latest')}:{known_size}")
     if not (shape and "quantization_config" in shape.config and _IN_16_BITS.search(name)):
         return shape
     config = {key: value for key, value in shape.config.items() if key != "quantization_config"}
     return shape._replace(config=config, format="16 bits")  # a copy of a model that is published quantized
-
-
-def _found(name: str) -> NamedShape | None:
-    respelled = _respelled(name)
-    found = _find(respelled if "+" in name else name)  # Command R+ is no Command R
-    if respelled != name.lower() and (found is None or found.tune):
-        instead_found = _find(respelled)
-        return instead_found if instead_found and not (found and instead_found.tune) else found
-    size = _names().latest.get(name.lower().removesuffix(":latest"))
-    return found if found or not size else find_shape(f"{name.lower().removesuffix(':latest')}:{size}")
 
 
 def _find(name: str) -> NamedShape | None:
