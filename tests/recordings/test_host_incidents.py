@@ -134,16 +134,6 @@ def test_gpu_memory_of_other_processes_is_named_with_them(tmp_path: Path) -> Non
     assert found(report, "gpu_memory_contended").diagnosis.culprits == ("pid 7",)
 
 
-@pytest.mark.parametrize(("share", "severity"), [(0.3, "warning"), (0.13, "info"), (0.05, "")])
-def test_a_process_that_takes_a_tenth_of_a_gpus_time_is_an_info(tmp_path: Path, share: float, severity: str) -> None:
-    report = judge(tmp_path, HEALTHY, gpu(**{"process_utilization_ratio:7,other,": share}))
-    found = {
-        each.diagnosis.severity for each in report.present if each.diagnosis.incident.id == "gpu_compute_contended"
-    }
-    assert found == {severity} - {""}
-    assert report.verdict == ("warning" if severity == "warning" else "healthy")
-
-
 @pytest.mark.parametrize(("free", "severity"), [(0.5, "warning"), (3, "info"), (9, "")])
 def test_a_process_that_takes_most_of_what_was_left_is_an_info(tmp_path: Path, free: float, severity: str) -> None:
     """3 of 80 GiB are left: both go on, and neither has room for a peak."""
