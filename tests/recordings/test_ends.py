@@ -20,6 +20,7 @@ from support.simulated_vllm import Engine, Limits, Request, page
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
 from diag.diagnosis.report import Report
+from diag.report import terminal
 
 BEGUN = 1_795_000_000.0
 Change = Callable[[Engine, float], None]
@@ -72,6 +73,28 @@ def test_an_incident_that_the_last_minutes_refute_is_over(tmp_path: Path, every:
     assert (report.verdict, queue.primary, queue.severity, slo.severity) == ("warning", True, "warning", "info")
     assert abs((queue.end or 0) - BEGUN - waits[-1]) <= every + 15
     assert (slo.end or 0) - BEGUN <= waits[-1] + every
+
+
+@sampled("every", [5, 15])
+def test_a_backlog_that_is_worked_off_needs_as_many_replicas_as_what_made_it_grow(tmp_path: Path, every: float) -> None:
+    """Hundreds wait at the end of a burst of a quarter more than the server answers."""
+    limits = Limits(num_gpu_blocks=1400, max_num_seqs=256)
+    report = judged(tmp_path, limits, every, 1000, lambda t: 7.5 if 300 <= t < 440 else 0.5, 900, 150)
+    texts = [proposal.text for proposal in found(report, "kv_pool_saturated").proposals]
+    assert "Run 2 replicas, so that fewer requests share each KV cache." in texts
+
+
+def test_an_episode_too_short_to_count_is_told(tmp_path: Path) -> None:
+    report = judged(tmp_path, CROWDED, 15, 800, lambda t: 3.0 if 200 <= t < 288 else 0.6)
+    brief = found(report, "queue_saturation").diagnosis._replace(state="absent", since=None, until=None)
+    absent = [
+        one._replace(diagnosis=brief)
+        if one.diagnosis.subject == brief.subject and one.diagnosis.incident is brief.incident
+        else one
+        for one in report.findings
+    ]
+    text = terminal.render(report._replace(findings=tuple(absent)))
+    assert re.search(r"brief +Requests queue while the KV cache has room .*queue_saturation.*, ended", text)
 
 
 @sampled("every", [5, 15])

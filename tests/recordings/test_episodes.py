@@ -318,6 +318,47 @@ def test_a_kill_for_memory_goes_on_while_the_server_is_down(tmp_path: Path, ever
     assert (killed.diagnosis.primary, killed.diagnosis.ongoing, killed.diagnosis.severity) == (True, True, "critical")
 
 
+@pytest.mark.parametrize(("since", "fault"), [(500, True), (-1, False)])
+@sampled("every", [5, 15, 30])
+def test_a_kind_of_xid_that_appears_is_an_error_of_a_gpu_that_was_read_before(
+    tmp_path: Path, every: float, since: float, fault: bool
+) -> None:
+    def errors(t: float) -> str:
+        xid = 'diag_gpu_xid_errors_total{gpu="0",uuid="G",xid="119"} 1\n'
+        return 'diag_gpu_up{gpu="0",uuid="G"} 1\n' + xid * (t >= since)
+
+    report = server(tmp_path, 900, every, beside=errors)
+    assert ("gpu_fault" in {each.diagnosis.incident.id for each in report.present}) == fault
+    if fault:
+        diagnosis = found(report, "gpu_fault").diagnosis
+        assert "Xid 119" in diagnosis.culprits
+        assert abs((diagnosis.since or 0) - BEGAN - since) <= every
+
+
+@pytest.mark.parametrize(("running", "drains", "cut"), [(37, False, True), (37, True, False), (0, False, False)])
+@sampled("every", [5, 15, 30])
+def test_requests_on_the_last_page_before_a_shutdown_without_a_drain_are_cut_off(
+    tmp_path: Path, every: float, running: int, drains: bool, cut: bool
+) -> None:
+    """A release before 0.28 logs that it was told to stop, and nothing of the requests in flight."""
+    event = "diag_vllm_log_event_last_timestamp_seconds"
+
+    def scrapes() -> Iterator[rewriting.Scrape]:
+        for t in np.arange(0, 900, every).tolist():
+            told = {"shut_down": t >= 601, "drain_started": t >= 600 and drains}
+            log = "".join(f'{event}{{event="{name}"}} {(BEGAN + 601) * shown}\n' for name, shown in told.items())
+            log += f"diag_vllm_startup_last_progress_timestamp_seconds {BEGAN - 7100}\n"
+            up = page(t, t + 7200, BEGAN - 7200, 0, running) + "diag_vllm_up 1\n" if t < 601 else "diag_vllm_up 0\n"
+            yield BEGAN + t, "h:1", up + log
+
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / f"{every}", scrapes()))]))
+    assert ("shutdown_drops_requests" in {each.diagnosis.incident.id for each in report.present}) == cut
+    if cut:
+        shutdown = found(report, "shutdown_drops_requests").diagnosis
+        assert (shutdown.primary, shutdown.since, shutdown.severity) == (True, BEGAN + 601, "warning")
+        assert any(reading.value == running and reading.holds for reading in shutdown.supports)
+
+
 @pytest.mark.parametrize(("reset", "ongoing"), [(None, True), (900, False)])
 @sampled("every", [5, 15, 30])
 def test_a_memory_error_goes_on_until_the_gpu_is_reset(

@@ -153,14 +153,16 @@ def test_an_engine_that_waits_for_a_cpu_is_starved_by_what_its_own_fast_tokens_t
         (2, 0.45, 0.8, True),
         (1, 0.45, 0.8, False),
         (2, 0.3, 0.2, False),
+        (2, None, 0.8, True),
+        (1, None, 0.8, False),
     ],
 )
 def test_tokens_that_take_twice_as_long_as_usual_are_starved_of_a_cpu_that_is_waited_for_or_withheld_by_a_quota(
-    tmp_path: Path, times: float, waited: float, throttled: float, starved: bool
+    tmp_path: Path, times: float, waited: float | None, throttled: float, starved: bool
 ) -> None:
     """All tokens come faster than anybody reads, 28 ms at first; from the 400th second on the CPU is missing."""
     draw, begun = random.Random(4), 1_795_000_000.0
-    beside = (cpu(0.01), cpu(waited, pressure=0.5, throttled=throttled), workers(0.9))
+    beside = (cpu(waited and 0.01), cpu(waited, pressure=0.5, throttled=throttled), workers(0.9))
     engine = Engine(Limits(step=0.027), begun - 3600)
     engine.now = at = begun
     while (at := at + draw.expovariate(1.0)) < begun + 800:

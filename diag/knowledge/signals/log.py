@@ -45,7 +45,7 @@ def lately(part: str, seconds: int) -> str:
 
 def since_start(name: str) -> str:
     """Return 1 if the event of the part time_of_NAME was logged and nothing has started since, else 0."""
-    return f"($time_of_{name} > bool 0) * ($time_of_{name} >= bool $last_startup_progress)"
+    return f"($time_of_{name} >= bool clamp_min($last_startup_progress, 1))"
 
 
 def recently(name: str) -> str:
