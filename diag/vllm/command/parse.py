@@ -162,7 +162,7 @@ _CALL = re.compile(r"\$\(([\w-]+)\)")
 _LONGEST_OUTPUT = 256
 _NAME = re.compile(r"\w+")
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
-_GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
+_GIVEN_IF = re.compile(r"\$\{(\w+):?\+((?:[^{}$`]|\$\w|\$\{\w+(?::?-[^{}$`]*)?\})*)\}")
 _TARGET = re.compile(r"[A-Za-z][^\n=]*:(?!=)")
 _PRINTED = re.compile(r"\$\(\s*\[[^\n]{0,300}?\becho\b[^\n]{0,200}\)")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
@@ -815,14 +815,17 @@ def _run(
             idle.clear()
         if (key := tuple(words)) in idle:
             continue
-        filled, absent = _split_words(_whole(words, environment), environment, plain)
+        whole = _whole(words, environment)
+        filled, absent = _split_words(whole, environment, plain)
         filled = _of_cloud_run(filled) or filled
+        more = _split_words(whole, environment, plain, with_optional=True)[0] if absent else filled
         idle.add(key)
-        for server in _find_servers(filled, environment, folder, version, is_alone, depth):
-            idle.discard(key)
-            is_far = server.around and server.elsewhere
-            passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
-            yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
+        for way in (filled, more)[: 1 + (more != filled)]:
+            for server in _find_servers(way, environment, folder, version, is_alone, depth):
+                idle.discard(key)
+                is_far = server.around and server.elsewhere
+                passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
+                yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
         assigned = _assigned(filled, environment, plain)
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
@@ -866,9 +869,12 @@ def _assigned(words: Sequence[str], environment: Mapping[str, str], plain: Mappi
 
 
 def _split_words(
-    words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str]
+    words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str], *, with_optional: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Return the words that a shell makes of these, and the variables that are empty by default."""
+    """Return the words that a shell makes of these, and the variables that are empty by default.
+
+    Words that are there if a variable is set, which the text does not show, are left out unless `with_optional`.
+    """
     filled, absent = list[str](), list[str]()
     for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
         value = _expand(word, plain) if isinstance(word, Bare) else ""
@@ -881,10 +887,12 @@ def _split_words(
             absent.append(name)
         elif filled and isinstance(word, Bare) and _PRINTED.fullmatch(word):  # $([ "$X" = 1 ] && echo --flag)
             absent += (plain or braced for plain, braced in _VARIABLE.findall(word)[:1])
-        elif (optional := _GIVEN_IF.fullmatch(word)) and optional[1] in plain:  # ${Q:+--quantization ${Q}}
-            filled += _expand(optional[2], plain).replace('"', "").split() if plain[optional[1]] else []
-        elif optional and isinstance(word, Bare) and filled and optional[1] not in environment:
-            absent.append(optional[1])
+        elif (optional := _GIVEN_IF.fullmatch(word)) and (name := optional[1]) in plain:  # ${Q:+--quantization ${Q}}
+            filled += _expand(optional[2], plain).replace('"', "").split() if plain[name] else []
+        elif optional and isinstance(word, Bare) and filled:
+            is_usual = is_default(environment.get(name, ""))
+            filled += map(Bare.of, optional[2].replace('"', "").split()) if is_usual or with_optional else ()
+            absent += [name] * (not is_usual)
         else:
             filled += value.split() if " " in value and "$" not in value else [word]
     return filled, absent
