@@ -19,7 +19,7 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, inner, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_config, with_scripts
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, text_of, with_config, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.modules import with_constants
@@ -137,6 +137,8 @@ _BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
 _TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _DIRECTIVE = re.compile(NOTATIONS["patterns"]["parse_directive"])
+_INSTALLS_ANY = re.compile(NOTATIONS["patterns"]["parse_installs_any"])
+_INSTALLING: Sequence[str] = NOTATIONS["installing"]
 GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
@@ -243,7 +245,24 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: a container starts {name}, which {lacks}") from None
     unit, last = "a script of a systemd unit" * is_of_unit, content.count(b"\n") + 1  # a loop may be more lines now
-    return tuple(one._replace(line=min(one.line, last), writing=one.writing or unit) for one in started)
+    started = tuple(one._replace(line=min(one.line, last), writing=one.writing or unit) for one in started)
+    unnamed = [not (one.image or one.pinned or one.beside) for one in started]
+    if is_yaml or not any(unnamed) or _INSTALLS_ANY.search(text):
+        return started
+    release, by = _of_project(file.absolute())
+    pairs = zip(started, unnamed, strict=True)
+    return tuple(one._replace(beside=release, beside_by=by) if is_unnamed else one for one, is_unnamed in pairs)
+
+
+def _of_project(file: Path) -> tuple[str, str]:
+    """Return the release of vLLM that the files of a project beside a launch, or in the folder above, install."""
+    for folder in (file.parent, file.parent.parent):
+        texts = {name: text for name in _INSTALLING if (text := text_of(folder / name)) and "vllm" in text}
+        named = ((next(filter(None, _named(text)), ""), name) for name, text in reversed(texts.items()))
+        releases = {release: name for release, name in named if release}
+        if releases or (folder / ".git").exists():
+            return next(iter(releases.items())) if len(releases) == 1 else ("", "")
+    return "", ""
 
 
 def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[Command, ...]:
