@@ -297,8 +297,7 @@ def _run_together(first: Command, second: Command) -> bool:
     ways = dict(first.path)  # the other branch of an if, or functions, which may run one after the other
     if first.place != second.place or any(ways.get(block, way) != way for block, way in second.path):
         return False
-    stays = first.is_background or {"-d", "--detach", "-itd", "-dit"} & {*first.words[: first.arguments]}
-    return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
+    return first.is_background and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
 
 
 _OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model", "by_default", "image", "entry")

@@ -143,11 +143,14 @@ GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _MORE = re.compile(r"(?<!\S)(?:\.\.\.|…)(?!\S)")
-_TREE = re.compile(r"^.*[├└│].*$", re.MULTILINE)
-"""A line of a drawing of folders or of parts."""
+_TREE = re.compile(r"^(?:.*[├└│]|[^#\n]*→).*$", re.MULTILINE)
+"""A line of a drawing of folders, of parts or of steps."""
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
 _VALUES = "a container of Helm values"
+_DETACHED = frozenset({"-d", "--detach", "-itd", "-dit"})
+_WITH_A_NAME = 3
+"""Words of `docker stop NAME`; a function that ends servers may have none."""
 _ENDS = re.compile(NOTATIONS["patterns"]["parse_ends"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
@@ -548,7 +551,8 @@ def _parse_shell(
             line=steps[at].line,
             path=(*(path := steps[at].path), *[(-steps[at].line, hash(path))] * bool(path)),  # one of its calls
             place=functions[min(steps[at].line, len(functions) - 1)],
-            is_background=steps[at].is_background and not _ends(steps[at + 1 :], servers),
+            is_background=(steps[at].is_background or not _DETACHED.isdisjoint(first.words[: first.arguments]))
+            and not _ends(steps, at, servers),
             container=first.container or job,
             pinned=pinned,
             beside=beside,
@@ -662,10 +666,16 @@ def _tested(steps: Sequence[Statement], ways: Mapping[int, int]) -> list[Stateme
     ]
 
 
-def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
-    """Return True if a server is ended by one of the commands behind it, before another one starts."""
-    later = takewhile(lambda step: _serve_end(step.words) is None, steps[:_MOST_WORDS])
-    return len(servers) > 1 and any(_ENDS.match(" ".join(step.words[:3])) for step in later if step.words)
+def _ends(steps: Sequence[Statement], at: int, servers: Mapping[int, Sequence[Command]]) -> bool:
+    """Return True if the server of a command is ended by one behind it, before another one starts.
+
+    A container is not ended by a command that names others.
+    """
+    start = servers[at][0]
+    name = next((after for word, after in pairwise(start.words[: start.arguments]) if word == "--name"), "")
+    later = steps[at + 1 : min((other for other in servers if other > at), default=0)]
+    ending = (step.words for step in later[:_MOST_WORDS] if step.words and _ENDS.match(" ".join(step.words[:3])))
+    return any(not name or name in words or "$" in " ".join(words) or len(words) < _WITH_A_NAME for words in ending)
 
 
 def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:

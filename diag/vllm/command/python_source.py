@@ -58,6 +58,7 @@ _LARGEST = 10**18
 _DEEPEST = 20
 """Names and operators within each other that are followed."""
 _MOST_ENGINES = 100
+_SAGEMAKERS_MODEL = f"{SAGEMAKER}MODEL"
 _MOST_OBJECTS = 8
 """Objects of one class whose arguments are told apart."""
 _MOST_NAMES = 10_000
@@ -234,7 +235,7 @@ class _Values:
     def __init__(self, nodes: list[ast.AST], version: str) -> None:
         self._values, self._changed, self._left = dict[str, ast.expr](), set[str](), _MOST_NAMES
         self._version = version
-        self._attributes: dict[int, ast.expr] = {}
+        self._attributes, self._bound = dict[int, ast.expr](), dict[str, ast.expr]()
         self._options: dict[str, ast.expr] = {}
         self._classes: dict[str, dict[str, ast.expr]] = {}
         self._set = set[str]()
@@ -283,7 +284,7 @@ class _Values:
         """Return the entries of a dict that the source writes out; None for another expression."""
         if isinstance(node, ast.Name):
             self._left -= 1
-            value = self._values.get(node.id, self._options.get(f"{node.id}="))
+            value = self._bound.get(node.id, self._values.get(node.id, self._options.get(f"{node.id}=")))
             value = None if node.id in self._changed or self._left < 0 else value
             return self._inner(value) if value is not None and not isinstance(value, ast.Name) else None
         if isinstance(node, ast.Call) and _names(node.func) == ("dict", "dict") and not node.args:
@@ -311,9 +312,11 @@ class _Values:
         match node:
             case ast.Constant(value=str() | int() | float() | None as value):
                 return value
-            case ast.Name(id=name) if name in self._values and name not in self._changed and self._left > 0:
+            case ast.Name(id=name) if (
+                name in self._bound or (name in self._values and name not in self._changed)
+            ) and self._left > 0:
                 self._left -= 1
-                return self._literal(self._values[name], depth + 1)
+                return self._literal(self._bound.get(name, self._values.get(name, node)), depth + 1)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
                 return name
             case ast.Attribute(value=ast.Name(id="sys"), attr="executable"):
@@ -443,15 +446,19 @@ class _Values:
 
     def _by_variables(self) -> Iterator[tuple[int, Writing]]:
         """Yield the servers that SageMaker's image starts with the variables of a dict."""
+        able = list[tuple[ast.Dict, dict[str, str]]]()
         for node in self._dicts:
             name, place = self._names_of.get(id(node), ""), self._place(node)
             later = (item for item in self._items.get(name, ()) if self._place(item[1]) == place) if name else ()
             items = [*zip(node.keys, node.values, strict=True), *later]
-            pairs = [(key.value, value) for key, value in items if isinstance(key, ast.Constant)]
-            if any(str(key).startswith(SAGEMAKER) for key, _ in pairs):
-                variables = {f"{SAGEMAKER}MODEL": "$MODEL"}
-                variables |= {str(key): str(self._known(value, _named(value))) for key, value in pairs}
-                words = from_variables(variables, self._version) or []
+            names = [key.value for key, _ in items if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+            if any(each.startswith(SAGEMAKER) for each in names):
+                whole = ast.Dict([key for key, _ in items], [value for _, value in items])
+                able.append((node, {key: str(value) for key, value in self._nested(whole)[0].items()}))
+        is_named = any(_SAGEMAKERS_MODEL in variables for _, variables in able)
+        for node, variables in able:
+            if _SAGEMAKERS_MODEL in variables or not is_named:  # else a part of another one
+                words = from_variables({_SAGEMAKERS_MODEL: "$MODEL", **variables}, self._version) or []
                 command = serve(words, unread(variables))
                 yield node.lineno, self._writing("Python: the variables of SageMaker's image", command, node)
 
@@ -632,13 +639,11 @@ class _Source(_Values):
         own = variables.get("env_vars")
         own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
         around = (self._objects[id(scope)] for scope in self._around(call) if id(scope) in self._objects)
-        options = self._options
-        for line, values in next(around, [(call.lineno, {})]):
-            self._options = {**options, **{f"{name}=": value for name, value in values.items()}}
+        for line, self._bound in next(around, [(call.lineno, {})]):
             command = serve(self._words(call, last), {**self._environment_of(call), **own})
             writing = self._writing(f"Python: {last}(...)", command, call)
-            yield call.lineno, writing._replace(line=line)
-        self._options = options
+            yield line, writing._replace(line=line)
+        self._bound = {}
 
     def _list(self, node: ast.List) -> list[str]:
         """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
