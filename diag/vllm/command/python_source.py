@@ -182,6 +182,10 @@ def _passed(taken: ast.arguments, call: ast.Call) -> dict[str, ast.expr]:
     return passed
 
 
+def _is_sagemakers(key: ast.expr | None) -> bool:
+    return isinstance(key, ast.Constant) and str(key.value).startswith(SAGEMAKER)
+
+
 def _objects(classes: Iterable[ast.AST], calls: Iterable[ast.Call]) -> dict[int, list[tuple[int, dict[str, ast.expr]]]]:
     """Return the arguments of each object of a class, with its line, by the function that takes them.
 
@@ -251,7 +255,9 @@ class _Values:
         self._items: dict[str, list[tuple[ast.expr | None, ast.expr]]] = {}
         for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(place := node.targets[0], ast.Subscript):
-                self._items.setdefault(_names(place.value)[1], []).append((place.slice, node.value))
+                self._items.setdefault(_names(place.value)[1] or "=", []).append((place.slice, node.value))
+        named = {name: [key for key, _ in items] for name, items in self._items.items()}
+        self._keys = {name: keys for name, keys in named.items() if any(map(_is_sagemakers, keys))}
 
     def _assumed(self, name: str, value: object) -> str:
         """Return a variable of the program with its default."""
@@ -447,14 +453,19 @@ class _Values:
     def _by_variables(self) -> Iterator[tuple[int, Writing]]:
         """Yield the servers that SageMaker's image starts with the variables of a dict."""
         able = list[tuple[ast.Dict, dict[str, str]]]()
-        for node in self._dicts:
+        nodes = (
+            node
+            for node in self._dicts
+            if any(map(_is_sagemakers, (*node.keys, *self._keys.get(self._names_of.get(id(node), ""), ()))))
+        )
+        places: dict[tuple[str, str], list[tuple[ast.expr | None, ast.expr]]] = {}
+        for node in islice(nodes, _MOST_ENGINES):
             name, place = self._names_of.get(id(node), ""), self._place(node)
-            later = (item for item in self._items.get(name, ()) if self._place(item[1]) == place) if name else ()
-            items = [*zip(node.keys, node.values, strict=True), *later]
-            names = [key.value for key, _ in items if isinstance(key, ast.Constant) and isinstance(key.value, str)]
-            if any(each.startswith(SAGEMAKER) for each in names):
-                whole = ast.Dict([key for key, _ in items], [value for _, value in items])
-                able.append((node, {key: str(value) for key, value in self._nested(whole)[0].items()}))
+            for item in self._items.pop(name, [])[:_MOST_ENGINES]:
+                places.setdefault((name, self._place(item[1])), []).append(item)
+            items = [*zip(node.keys, node.values, strict=True), *places.get((name, place), ())]
+            whole = ast.Dict([key for key, _ in items], [value for _, value in items])
+            able.append((node, {key: str(value) for key, value in self._nested(whole)[0].items()}))
         is_named = any(_SAGEMAKERS_MODEL in variables for _, variables in able)
         for node, variables in able:
             if _SAGEMAKERS_MODEL in variables or not is_named:  # else a part of another one
