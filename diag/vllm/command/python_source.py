@@ -202,7 +202,7 @@ def _objects(classes: Iterable[ast.AST], calls: Iterable[ast.Call]) -> dict[int,
                 )
             ):
                 made.setdefault(name, []).append(call)
-    found = dict[int, list[tuple[int, dict[str, ast.expr]]]]()
+    made_by = dict[int, list[tuple[int, dict[str, ast.expr]]]]()
     for one in classes:
         body = one.body if isinstance(one, ast.ClassDef) else ()
         for function in (part for part in body if isinstance(part, ast.FunctionDef) and part.name == "__init__"):
@@ -213,8 +213,8 @@ def _objects(classes: Iterable[ast.AST], calls: Iterable[ast.Call]) -> dict[int,
                 is_open = is_open or (not function.args.kwarg and any(part.arg is None for part in call.keywords))
                 values = {} if is_open else {**dict(_preset(function.args)), **_passed(function.args, call)}
                 values = {name: value for name, value in values.items() if name not in stored}
-                found.setdefault(id(function), []).append((call.lineno, values))
-    return found
+                made_by.setdefault(id(function), []).append((call.lineno, values))
+    return made_by
 
 
 def _is_one(values: list[ast.expr], stored: int) -> bool:
