@@ -650,7 +650,9 @@ class _Source(_Values):
         own = variables.get("env_vars")
         own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
         around = (self._objects[id(scope)] for scope in self._around(call) if id(scope) in self._objects)
-        for line, self._bound in next(around, [(call.lineno, {})]):
+        objects = next(around, [])
+        alone: list[tuple[int, dict[str, ast.expr]]] = [(call.lineno, values) for _, values in objects]
+        for line, self._bound in objects if len(objects) > 1 else alone or [(call.lineno, {})]:
             command = serve(self._words(call, last), {**self._environment_of(call), **own})
             writing = self._writing(f"Python: {last}(...)", command, call)
             yield line, writing._replace(line=line)
