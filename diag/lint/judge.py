@@ -127,7 +127,7 @@ class Judge:
                 target,
                 beside=tuple(other for other in targets if _run_together(other.command, command)),
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
-                is_assumed=source in (BESIDE, ASSUMED, UNSTATED),
+                is_assumed=source in (ASSUMED, UNSTATED) or source.startswith("named by "),
                 is_unstated=source == UNSTATED,
                 text="\n".join(filter(None, (whole, command.dockerfile))),
             )
@@ -137,6 +137,7 @@ class Judge:
             doubts = [_BY_OTHERS] * (command.writing == VARIABLES)
             for why in doubts if is_known(chosen) else [*doubts, _BY_THE_OLDEST % (versions()[0], chosen)]:
                 findings = ordered(milder(findings, lambda _: True, why))
+            named = _UNNAMED if source in (ASSUMED, UNSTATED) else f", which {command.beside_by or 'the text'} names"
             if target.is_assumed and any(finding.severity == "error" for finding in findings):
                 older = [
                     _of_branches(replace(target, version=version, is_assumed=False, command=before[at]))
@@ -144,7 +145,7 @@ class Judge:
                     else ()
                     for version, before in zip(OLDER, map(read, OLDER), strict=True)
                 ]
-                findings = _of_assumed(findings, older, chosen, "" if source == BESIDE else _UNNAMED)
+                findings = _of_assumed(findings, older, chosen, named)
             lines = [written.line(at, finding.message) for finding in findings]
             findings = tuple(
                 replace(each, line=line or (first.line if is_file else 0))
@@ -187,8 +188,9 @@ class Judge:
         names = (_NAMED.search(word) for word in command.words[: command.arguments])
         if named := next((name[1] for name in names if name and _may_exist(name[1])), ""):
             return named, "the name of the image"
-        if not command.image and is_known(command.beside) and _may_exist(command.beside):
-            return command.beside, BESIDE
+        is_told = not command.image and not (self.here and command.beside_by)  # what is installed here counts more
+        if is_told and is_known(command.beside) and _may_exist(command.beside):
+            return command.beside, f"named by {command.beside_by} beside it" if command.beside_by else BESIDE
         installed = parser.version
         for distribution in DISTRIBUTIONS:
             with suppress(PackageNotFoundError):
@@ -281,7 +283,7 @@ def _of_assumed(
     An error of an older release is the same one if it is about the same flag, by the first word of its message.
     """
     subjects = [{finding.message.split()[0] for finding in earlier if finding.severity == "error"} for earlier in older]
-    why = f". It is an error if the server runs {version}{unnamed or ', which the text names elsewhere'}"
+    why = f". It is an error if the server runs {version}{unnamed}"
     return ordered(
         milder(findings, lambda each: not all(each.message.split()[0] in earlier for earlier in subjects), why)
     )
@@ -295,8 +297,7 @@ def _run_together(first: Command, second: Command) -> bool:
     ways = dict(first.path)  # the other branch of an if, or functions, which may run one after the other
     if first.place != second.place or any(ways.get(block, way) != way for block, way in second.path):
         return False
-    stays = first.is_background or {"-d", "--detach", "-itd", "-dit"} & {*first.words[: first.arguments]}
-    return bool(stays) and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
+    return first.is_background and not any(box and (box.is_pod or box.kind == "Compose service") for box in boxes)
 
 
 _OF_A_BRANCH = ("words", "given", "strays", "arguments", "environment", "model", "by_default", "image", "entry")

@@ -1381,9 +1381,11 @@ def judged(file: Path, only: str = "") -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_every_server_of_a_file_is_judged_by_what_the_file_shows(tmp_path: Path) -> None:
     wrong = {}
-    for case, (name, text, expected) in TABLE.items():
-        (tmp_path / name).write_text(text)
-        findings = [found["findings"] for found in judged(tmp_path / name)]
+    for at, (case, (name, text, expected)) in enumerate(TABLE.items()):
+        file = tmp_path / str(at) / name  # alone: a project's files name a release
+        file.parent.mkdir()
+        file.write_text(text)
+        findings = [found["findings"] for found in judged(file)]
         levels = [{each["rule"]: LEVELS[each["severity"]] for each in each_server} for each_server in findings]
         wrong |= {case: levels} if levels != expected else {}
     assert not wrong
@@ -2307,6 +2309,16 @@ spec:
   containers:
   - {name: kserve-container, image: 'q.io/r/vllm@sha256:0000000000000000000000000000000000000000000000000000000000000000', command: [python, -m, vllm.entrypoints.openai.api_server], args: [--model, /mnt/models]}
 """  # noqa: E501
+BOUND = """from ray import serve
+from vllm import AsyncEngineArgs
+@serve.deployment
+class Server:
+    def __init__(self, model, tp=None, **more):
+        self.args = AsyncEngineArgs(model=model, tensor_parallel_size=tp, **more)
+settings = {"seed": 4}
+handles = {"m": Server.options(num_replicas=2).bind("org/m", tp=2, **settings)}
+handles["n"] = Server.bind("org/n", seed=5, max_len=9)
+"""
 MODAL = """import modal
 from vllm import LLM
 ROOT = "/models"
@@ -2625,6 +2637,14 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "remote code of a folder": ({"r.sh": "vllm serve ./m-4 --trust-remote-code\n"}, ["vllm serve ./m-4"], "", [set()]),
     "settings of Ray that a source builds": ({"s.py": "from ray.serve.llm import LLMConfig\nk = dict(engine_kwargs=dict(seed=1))\nif x:\n    k['a'] = 1\nLLMConfig(**k)\nLLMConfig(**dict(engine_kwargs=dict(seed=2), model_loading_config=dict(model_id='org/m')))\n"}, ["vllm serve $MODEL $K", "vllm serve org/m --seed 2"], "the value of $K", [set()] * 2),  # noqa: E501
     "the defaults of a recipe": ({"r.yaml": "name: r\ncontainer: vllm\ndefaults: {port: 9, n: 4}\ncommand: |\n  vllm serve org/m --port {port} --max-num-seqs {n} --limit-mm-per-prompt '{\"image\": 1}'\n"}, ["vllm serve org/m --port 9 --max-num-seqs 4 --limit-mm-per-prompt"], "", [set()]),  # noqa: E501
+    "words that a script may add, one with a typing error": ({"r.sh": 'Q=${Q:-}\nT=${T:-2}\nvllm serve org/m ${P:+--tool-call-parsr "${P:-}"} ${Q:+--dtype $Q} ${T:+--seed $T}\n'}, ["vllm serve org/m --seed 2"], "have --tool-call-parsr, --dtype", [{"unknown_flag"}]),  # noqa: E501
+    "objects that Ray Serve binds": ({"s.py": BOUND}, ["vllm serve org/m --tensor-parallel-size 2 --seed 4", "vllm serve org/n --seed 5 --max_len"], "", [set(), {"unknown_flag"}]),  # noqa: E501
+    "variables of SageMaker's image in a dict": ({"s.py": 'env = {"SM_VLLM_MODEL": "org/m", "SM_VLLM_ENFORCE_EAGER": "true"}\nenv["SM_VLLM_SEED"] = str(7)\nother = {}\nother["SM_VLLM_SWAP_SPACE"] = "4"\nModel(env=env)\n'}, ["vllm serve org/m --enforce-eager --seed 7"], "", [set()]),  # noqa: E501
+    "the release that a project installs": ({"a/r.sh": "vllm serve org/m --swap-space 4\n", "requirements.txt": "vllm==0.10.1\n", "Dockerfile": "FROM python\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "a release that other files of the project contradict": ({"r.sh": "vllm serve org/m --swap-space 4\n", "requirements.txt": "vllm==0.10.1\n", "pyproject.toml": 'dependencies = ["vllm==0.16.0"]\n'}, ["vllm serve org/m --swap-space 4"], "", [{"removed_flag"}]),  # noqa: E501
+    "containers that run one after another": ({"r.sh": "docker run -d --name a --gpus all vllm/vllm-openai:v0.25.1 --model org/m\ndocker rm -f a\ndocker run -d --name a --gpus all vllm/vllm-openai:v0.25.1 --model org/n\n"}, ["--model org/m", "--model org/n"], "", [set()] * 2),  # noqa: E501
+    "a container whose name is freed before it starts": ({"r.sh": "docker run -d --name a --gpus all vllm/vllm-openai:v0.25.1 --model org/m\ndocker rm -f b\ndocker run -d --name b --gpus all vllm/vllm-openai:v0.25.1 --model org/n\ndocker rm -f a\n"}, ["--model org/m", "--model org/n"], "", [set(), {"gpu_taken_twice"}]),  # noqa: E501
+    "steps that an arrow joins in a guide": ({"g.md": "```\nstart → vllm serve begins → ready\n```\n```\nvllm serve org/m --seed 1  # a → b\n```\n"}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

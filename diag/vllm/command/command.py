@@ -122,7 +122,8 @@ class Command(NamedTuple):
     the script before it. `writing` names the notation that was read, "" for a plain command; `container` is what it
     runs in. `place` is its service, container or function, `line` that of its text (0: unknown), `branches` are the
     same server with the words of other branches of the script. `is_background` is True if the script goes on while it
-    runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names.
+    runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names,
+    or of its project, by the file `beside_by`.
     `by_default` is the same command with the defaults of its variables, if there are any.
     `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word; `path` has the
     branches of the script around it, as a Statement's, and those of the calls of its function; `absent` are variables
@@ -152,6 +153,7 @@ class Command(NamedTuple):
     is_background: bool = False
     pinned: str = ""
     beside: str = ""
+    beside_by: str = ""
     lost: str = ""
     path: tuple[tuple[int, int], ...] = ()
     by_default: tuple["Command", ...] = ()
@@ -236,7 +238,7 @@ _VARIABLES: Mapping[str, str] = NOTATIONS["worker"]
 _EXTRA = ("VLLM_EXTRA_ARGS", "VLLM_ADDITIONAL_ARGS")
 """Variables that hold words of a command line: of RunPod's worker, and of KServe's LLMInferenceService."""
 _OF_THE_WORKER = frozenset[str](NOTATIONS["worker_own"])
-_SAGEMAKER = "SM_VLLM_"
+SAGEMAKER = "SM_VLLM_"
 """Amazon SageMaker's images of vLLM turn each variable with this prefix into a flag."""
 
 
@@ -281,7 +283,7 @@ def _text(value: Any) -> str:
 
 def from_variables(variables: Mapping[str, str], version: str = "") -> list[str] | None:
     """Return the words after `vllm serve` that a worker makes of its variables; None if they name no model."""
-    prefixed = {name[len(_SAGEMAKER) :]: value for name, value in variables.items() if name.startswith(_SAGEMAKER)}
+    prefixed = {name[len(SAGEMAKER) :]: value for name, value in variables.items() if name.startswith(SAGEMAKER)}
     arguments: dict[str, Any] = {}
     for name, text in (prefixed or variables).items():
         keyword = _VARIABLES.get(name, name.lower())
@@ -298,7 +300,7 @@ def unread(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variables.items()
-        if not name.startswith(_SAGEMAKER)
+        if not name.startswith(SAGEMAKER)
         and name not in (*_VARIABLES, *_EXTRA)
         and (is_secret(name) or name in _OF_THE_WORKER or f"--{name.lower()}".replace("_", "-") not in known())
     }

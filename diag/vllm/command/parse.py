@@ -19,7 +19,7 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, inner, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, with_config, with_scripts
+from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, text_of, with_config, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.modules import with_constants
@@ -137,15 +137,20 @@ _BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
 _TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
 _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _DIRECTIVE = re.compile(NOTATIONS["patterns"]["parse_directive"])
+_INSTALLS_ANY = re.compile(NOTATIONS["patterns"]["parse_installs_any"])
+_INSTALLING: Sequence[str] = NOTATIONS["installing"]
 GUIDES = (".md", ".mdx", ".markdown", ".rst")
 """Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _MORE = re.compile(r"(?<!\S)(?:\.\.\.|…)(?!\S)")
-_TREE = re.compile(r"^.*[├└│].*$", re.MULTILINE)
-"""A line of a drawing of folders or of parts."""
+_TREE = re.compile(r"^(?:.*[├└│]|[^#\n]*→).*$", re.MULTILINE)
+"""A line of a drawing of folders, of parts or of steps."""
 _INDENTED = re.compile(NOTATIONS["patterns"]["parse_indented"])
 _OTHER_ENGINE = re.compile(NOTATIONS["patterns"]["parse_other_engine"])
 _VALUES = "a container of Helm values"
+_DETACHED = frozenset({"-d", "--detach", "-itd", "-dit"})
+_WITH_A_NAME = 3
+"""Words of `docker stop NAME`; a function that ends servers may have none."""
 _ENDS = re.compile(NOTATIONS["patterns"]["parse_ends"])
 _OF_VLLM = re.compile(r"^[ \t>]*(?:from|import) vllm\b", re.MULTILINE)
 _HEADER = re.compile(r"(?:function[ \t]+)?([A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{?[ \t]*$")
@@ -162,7 +167,7 @@ _CALL = re.compile(r"\$\(([\w-]+)\)")
 _LONGEST_OUTPUT = 256
 _NAME = re.compile(r"\w+")
 _VARIABLE_WORD = re.compile(r"\$(?:\{(\w+):?-\}|\{?(\w+)\}?)")
-_GIVEN_IF = re.compile(r"\$\{(\w+):\+((?:[^{}$`]|\$\w|\$\{\w+\})*)\}")
+_GIVEN_IF = re.compile(r"\$\{(\w+):?\+((?:[^{}$`]|\$\w|\$\{\w+(?::?-[^{}$`]*)?\})*)\}")
 _TARGET = re.compile(r"[A-Za-z][^\n=]*:(?!=)")
 _PRINTED = re.compile(r"\$\(\s*\[[^\n]{0,300}?\becho\b[^\n]{0,200}\)")
 _ARRAY_USE = re.compile(r"\$\{(\w+)\[[@*]\](?::?[+-].*)?\}", re.DOTALL)
@@ -243,7 +248,24 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         lacks = "itself starts no vLLM: lint what it starts" if is_beside else "is not beside the file: lint the script"
         raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: a container starts {name}, which {lacks}") from None
     unit, last = "a script of a systemd unit" * is_of_unit, content.count(b"\n") + 1  # a loop may be more lines now
-    return tuple(one._replace(line=min(one.line, last), writing=one.writing or unit) for one in started)
+    started = tuple(one._replace(line=min(one.line, last), writing=one.writing or unit) for one in started)
+    unnamed = [not (one.image or one.pinned or one.beside) for one in started]
+    if is_yaml or not any(unnamed) or _INSTALLS_ANY.search(text):
+        return started
+    release, by = _of_project(file.absolute())
+    pairs = zip(started, unnamed, strict=True)
+    return tuple(one._replace(beside=release, beside_by=by) if is_unnamed else one for one, is_unnamed in pairs)
+
+
+def _of_project(file: Path) -> tuple[str, str]:
+    """Return the release of vLLM that the files of a project beside a launch, or in the folder above, install."""
+    for folder in (file.parent, file.parent.parent):
+        texts = {name: text for name in _INSTALLING if (text := text_of(folder / name)) and "vllm" in text}
+        named = ((next(filter(None, _named(text)), ""), name) for name, text in reversed(texts.items()))
+        releases = {release: name for release, name in named if release}
+        if releases or (folder / ".git").exists():
+            return next(iter(releases.items())) if len(releases) == 1 else ("", "")
+    return "", ""
 
 
 def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[Command, ...]:
@@ -529,7 +551,8 @@ def _parse_shell(
             line=steps[at].line,
             path=(*(path := steps[at].path), *[(-steps[at].line, hash(path))] * bool(path)),  # one of its calls
             place=functions[min(steps[at].line, len(functions) - 1)],
-            is_background=steps[at].is_background and not _ends(steps[at + 1 :], servers),
+            is_background=(steps[at].is_background or not _DETACHED.isdisjoint(first.words[: first.arguments]))
+            and not _ends(steps, at, servers),
             container=first.container or job,
             pinned=pinned,
             beside=beside,
@@ -643,10 +666,16 @@ def _tested(steps: Sequence[Statement], ways: Mapping[int, int]) -> list[Stateme
     ]
 
 
-def _ends(steps: Sequence[Statement], servers: Mapping[int, Sequence[Command]]) -> bool:
-    """Return True if a server is ended by one of the commands behind it, before another one starts."""
-    later = takewhile(lambda step: _serve_end(step.words) is None, steps[:_MOST_WORDS])
-    return len(servers) > 1 and any(_ENDS.match(" ".join(step.words[:3])) for step in later if step.words)
+def _ends(steps: Sequence[Statement], at: int, servers: Mapping[int, Sequence[Command]]) -> bool:
+    """Return True if the server of a command is ended by one behind it, before another one starts.
+
+    A container is not ended by a command that names others.
+    """
+    start = servers[at][0]
+    name = next((after for word, after in pairwise(start.words[: start.arguments]) if word == "--name"), "")
+    later = steps[at + 1 : min((other for other in servers if other > at), default=0)]
+    ending = (step.words for step in later[:_MOST_WORDS] if step.words and _ENDS.match(" ".join(step.words[:3])))
+    return any(not name or name in words or "$" in " ".join(words) or len(words) < _WITH_A_NAME for words in ending)
 
 
 def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:
@@ -815,14 +844,17 @@ def _run(
             idle.clear()
         if (key := tuple(words)) in idle:
             continue
-        filled, absent = _split_words(_whole(words, environment), environment, plain)
+        whole = _whole(words, environment)
+        filled, absent = _split_words(whole, environment, plain)
         filled = _of_cloud_run(filled) or filled
+        more = _split_words(whole, environment, plain, with_optional=True)[0] if absent else filled
         idle.add(key)
-        for server in _find_servers(filled, environment, folder, version, is_alone, depth):
-            idle.discard(key)
-            is_far = server.around and server.elsewhere
-            passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
-            yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
+        for way in (filled, more)[: 1 + (more != filled)]:
+            for server in _find_servers(way, environment, folder, version, is_alone, depth):
+                idle.discard(key)
+                is_far = server.around and server.elsewhere
+                passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
+                yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
         assigned = _assigned(filled, environment, plain)
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
@@ -866,9 +898,12 @@ def _assigned(words: Sequence[str], environment: Mapping[str, str], plain: Mappi
 
 
 def _split_words(
-    words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str]
+    words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str], *, with_optional: bool = False
 ) -> tuple[list[str], list[str]]:
-    """Return the words that a shell makes of these, and the variables that are empty by default."""
+    """Return the words that a shell makes of these, and the variables that are empty by default.
+
+    Words that are there if a variable is set, which the text does not show, are left out unless `with_optional`.
+    """
     filled, absent = list[str](), list[str]()
     for word in words:  # a shell splits unquoted variables: ARGS="--a 1"; ... $ARGS
         value = _expand(word, plain) if isinstance(word, Bare) else ""
@@ -881,10 +916,12 @@ def _split_words(
             absent.append(name)
         elif filled and isinstance(word, Bare) and _PRINTED.fullmatch(word):  # $([ "$X" = 1 ] && echo --flag)
             absent += (plain or braced for plain, braced in _VARIABLE.findall(word)[:1])
-        elif (optional := _GIVEN_IF.fullmatch(word)) and optional[1] in plain:  # ${Q:+--quantization ${Q}}
-            filled += _expand(optional[2], plain).replace('"', "").split() if plain[optional[1]] else []
-        elif optional and isinstance(word, Bare) and filled and optional[1] not in environment:
-            absent.append(optional[1])
+        elif (optional := _GIVEN_IF.fullmatch(word)) and (name := optional[1]) in plain:  # ${Q:+--quantization ${Q}}
+            filled += _expand(optional[2], plain).replace('"', "").split() if plain[name] else []
+        elif optional and isinstance(word, Bare) and filled:
+            is_usual = is_default(environment.get(name, ""))
+            filled += map(Bare.of, optional[2].replace('"', "").split()) if is_usual or with_optional else ()
+            absent += [name] * (not is_usual)
         else:
             filled += value.split() if " " in value and "$" not in value else [word]
     return filled, absent

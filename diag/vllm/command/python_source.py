@@ -9,10 +9,20 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, TypeGuard
 
 from diag.core.errors import BadUsage
-from diag.vllm.command.command import NOTATIONS, command_line, is_server, serve, split
+from diag.vllm.command.command import (
+    NOTATIONS,
+    SAGEMAKER,
+    command_line,
+    from_variables,
+    is_server,
+    serve,
+    split,
+    unread,
+)
 from diag.vllm.command.container import accelerators
 from diag.vllm.command.manifests import Writing, ray_arguments
 from diag.vllm.command.modules import class_values
@@ -48,6 +58,9 @@ _LARGEST = 10**18
 _DEEPEST = 20
 """Names and operators within each other that are followed."""
 _MOST_ENGINES = 100
+_SAGEMAKERS_MODEL = f"{SAGEMAKER}MODEL"
+_MOST_OBJECTS = 8
+"""Objects of one class whose arguments are told apart."""
 _MOST_NAMES = 10_000
 """Names that are replaced by their values: a name may stand for two others, and so on."""
 
@@ -140,19 +153,68 @@ def _parameters(nodes: Iterable[ast.AST], calls: Iterable[ast.Call], stored: Map
     given = {part.arg for some in made.values() for call in some for part in call.keywords}
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            taken, own = node.args, made.get(node.name, [])
-            names = [part.arg for part in taken.args if part.arg != "self"]
+            own = made.get(node.name, [])
+            names = [part.arg for part in node.args.args if part.arg != "self"]
             is_open = any(isinstance(part, ast.Starred) for call in own for part in call.args)
             most = len(names) if is_open else max((len(call.args) for call in own), default=0)
-            pairs = [*zip(reversed(names), reversed(taken.defaults), strict=False)]
-            pairs += [(key.arg, it) for key, it in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if it]
-            found = {name: value for name, value in pairs if name not in {*given, *names[:most]}}
+            found = {name: value for name, value in _preset(node.args) if name not in {*given, *names[:most]}}
             if len(own) == 1 and not is_open:
-                found |= dict(zip(names, own[0].args, strict=False))
-                found |= {part.arg: part.value for part in own[0].keywords if part.arg}
+                found |= _passed(node.args, own[0])
             for name, value in found.items():
                 everywhere.setdefault(name, []).append(value)
     return {f"{name}=": values[0] for name, values in everywhere.items() if _is_one(values, stored[name])}
+
+
+def _preset(taken: ast.arguments) -> list[tuple[str, ast.expr]]:
+    """Return the parameters of a function with their defaults."""
+    pairs = [(one.arg, value) for one, value in zip(reversed(taken.args), reversed(taken.defaults), strict=False)]
+    return pairs + [(key.arg, it) for key, it in zip(taken.kwonlyargs, taken.kw_defaults, strict=True) if it]
+
+
+def _passed(taken: ast.arguments, call: ast.Call) -> dict[str, ast.expr]:
+    """Return the arguments of a call by the names of its function's parameters; what `**` takes is a dict."""
+    names = [part.arg for part in (*taken.posonlyargs, *taken.args) if part.arg != "self"]
+    passed = dict(zip(names, call.args, strict=False)) | {part.arg: part.value for part in call.keywords if part.arg}
+    more = [part for part in call.keywords if part.arg not in (*names, *(key.arg for key in taken.kwonlyargs))]
+    if taken.kwarg:
+        keys = [part.arg and ast.Constant(part.arg) for part in more]
+        passed[taken.kwarg.arg] = ast.Dict(keys, [part.value for part in more])  # type: ignore[arg-type]
+    return passed
+
+
+def _is_sagemakers(key: ast.expr | None) -> bool:
+    return isinstance(key, ast.Constant) and str(key.value).startswith(SAGEMAKER)
+
+
+def _objects(classes: Iterable[ast.AST], calls: Iterable[ast.Call]) -> dict[int, list[tuple[int, dict[str, ast.expr]]]]:
+    """Return the arguments of each object of a class, with its line, by the function that takes them.
+
+    A deployment of Ray Serve is bound: Server.options(num_replicas=2).bind(...); an actor is remote.
+    """
+    made: dict[str, list[ast.Call]] = {}
+    for call in calls:
+        match call.func:
+            case (
+                ast.Name(id=name)
+                | ast.Attribute(value=ast.Name(id=name), attr="bind" | "remote")
+                | ast.Attribute(
+                    value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="options")), attr="bind" | "remote"
+                )
+            ):
+                made.setdefault(name, []).append(call)
+    made_by = dict[int, list[tuple[int, dict[str, ast.expr]]]]()
+    for one in classes:
+        body = one.body if isinstance(one, ast.ClassDef) else ()
+        for function in (part for part in body if isinstance(part, ast.FunctionDef) and part.name == "__init__"):
+            names = [part for part in ast.walk(function) if isinstance(part, ast.Name)]
+            stored = {part.id for part in names if isinstance(part.ctx, ast.Store)}
+            for call in made.get(getattr(one, "name", ""), [])[:_MOST_OBJECTS]:
+                is_open = any(isinstance(part, ast.Starred) for part in call.args)
+                is_open = is_open or (not function.args.kwarg and any(part.arg is None for part in call.keywords))
+                values = {} if is_open else {**dict(_preset(function.args)), **_passed(function.args, call)}
+                values = {name: value for name, value in values.items() if name not in stored}
+                made_by.setdefault(id(function), []).append((call.lineno, values))
+    return made_by
 
 
 def _is_one(values: list[ast.expr], stored: int) -> bool:
@@ -172,15 +234,30 @@ def _foreign_names(nodes: list[ast.AST]) -> set[str]:
 
 
 class _Values:
-    """The expressions of a source: `values` has those of its names, `changed` the names that it changes later."""
+    """The expressions of a source: those of its names, and of its dicts with what is set in them."""
 
-    def __init__(self, values: dict[str, ast.expr], changed: set[str]) -> None:
-        self._values, self._changed, self._left = values, changed, _MOST_NAMES
-        self._attributes: dict[int, ast.expr] = {}
+    def __init__(self, nodes: list[ast.AST], version: str) -> None:
+        self._values, self._changed, self._left = dict[str, ast.expr](), set[str](), _MOST_NAMES
+        self._version = version
+        self._attributes, self._bound = dict[int, ast.expr](), dict[str, ast.expr]()
         self._options: dict[str, ast.expr] = {}
         self._classes: dict[str, dict[str, ast.expr]] = {}
         self._set = set[str]()
         self._is_certain = True
+        scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        self._scopes = [node for node in nodes if isinstance(node, scopes)]
+        self._dicts = [node for node in nodes if isinstance(node, ast.Dict)]
+        self._names_of = {  # a dict that is assigned to a name, and what is set in it
+            id(node.value): node.targets[0].id
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
+        self._items: dict[str, list[tuple[ast.expr | None, ast.expr]]] = {}
+        for node in nodes:
+            if isinstance(node, ast.Assign) and isinstance(place := node.targets[0], ast.Subscript):
+                self._items.setdefault(_names(place.value)[1] or "=", []).append((place.slice, node.value))
+        named = {name: [key for key, _ in items] for name, items in self._items.items()}
+        self._keys = {name: keys for name, keys in named.items() if any(map(_is_sagemakers, keys))}
 
     def _assumed(self, name: str, value: object) -> str:
         """Return a variable of the program with its default."""
@@ -213,7 +290,8 @@ class _Values:
         """Return the entries of a dict that the source writes out; None for another expression."""
         if isinstance(node, ast.Name):
             self._left -= 1
-            value = None if node.id in self._changed or self._left < 0 else self._values.get(node.id)
+            value = self._bound.get(node.id, self._values.get(node.id, self._options.get(f"{node.id}=")))
+            value = None if node.id in self._changed or self._left < 0 else value
             return self._inner(value) if value is not None and not isinstance(value, ast.Name) else None
         if isinstance(node, ast.Call) and _names(node.func) == ("dict", "dict") and not node.args:
             return node.keywords
@@ -240,9 +318,11 @@ class _Values:
         match node:
             case ast.Constant(value=str() | int() | float() | None as value):
                 return value
-            case ast.Name(id=name) if name in self._values and name not in self._changed and self._left > 0:
+            case ast.Name(id=name) if (
+                name in self._bound or (name in self._values and name not in self._changed)
+            ) and self._left > 0:
                 self._left -= 1
-                return self._literal(self._values[name], depth + 1)
+                return self._literal(self._bound.get(name, self._values.get(name, node)), depth + 1)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
                 return name
             case ast.Attribute(value=ast.Name(id="sys"), attr="executable"):
@@ -346,12 +426,58 @@ class _Values:
                 return _COMPARED[type(kind)](first, second)
         raise _UnknownValue
 
+    def _text(self, node: ast.JoinedStr | ast.Constant) -> str:
+        """Return a text; a part that is not known is a variable."""
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
+        return "".join(str(self._known(part, _named(part))) for part in parts)
+
+    def _writing(self, name: str, command: str, node: ast.expr) -> Writing:
+        """Return a launch with its function and the GPUs that a decorator of Modal, or a call of Beam, gives it."""
+        within, place = self._around(node), self._place(node)
+        calls = [call for scope in within for call in scope.decorator_list if isinstance(call, ast.Call)]
+        gpus = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
+        around = accelerators(self._known(gpus[-1], "gpu"), "function") if gpus else None
+        around = around and around._replace(gpus_by=f'gpu="{around.gpus_by}"')
+        return Writing(name, command, around, is_here=not around, place=place, line=node.lineno)
+
+    def _around(self, node: Any) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+        line = getattr(node, "lineno", 0) or getattr(getattr(node, "value", None), "lineno", 0)
+        return [scope for scope in self._scopes if scope.lineno <= line <= (scope.end_lineno or scope.lineno)]
+
+    def _place(self, node: Any) -> str:
+        """Return the function of a node, "" for none."""
+        return next((one.name for one in reversed(self._around(node)) if not isinstance(one, ast.ClassDef)), "")
+
+    def _by_variables(self) -> Iterator[tuple[int, Writing]]:
+        """Yield the servers that SageMaker's image starts with the variables of a dict."""
+        able = list[tuple[ast.Dict, dict[str, str]]]()
+        nodes = (
+            node
+            for node in self._dicts
+            if any(map(_is_sagemakers, (*node.keys, *self._keys.get(self._names_of.get(id(node), ""), ()))))
+        )
+        places: dict[tuple[str, str], list[tuple[ast.expr | None, ast.expr]]] = {}
+        for node in islice(nodes, _MOST_ENGINES):
+            name, place = self._names_of.get(id(node), ""), self._place(node)
+            for item in self._items.pop(name, [])[:_MOST_ENGINES]:
+                places.setdefault((name, self._place(item[1])), []).append(item)
+            items = [*zip(node.keys, node.values, strict=True), *places.get((name, place), ())]
+            whole = ast.Dict([key for key, _ in items], [value for _, value in items])
+            able.append((node, {key: str(value) for key, value in self._nested(whole)[0].items()}))
+        is_named = any(_SAGEMAKERS_MODEL in variables for _, variables in able)
+        for node, variables in able:
+            if _SAGEMAKERS_MODEL in variables or not is_named:  # else a part of another one
+                words = from_variables({_SAGEMAKERS_MODEL: "$MODEL", **variables}, self._version) or []
+                command = serve(words, unread(variables))
+                yield node.lineno, self._writing("Python: the variables of SageMaker's image", command, node)
+
 
 class _Source(_Values):
     def __init__(self, tree: ast.Module, version: str) -> None:
-        super().__init__({}, set())
-        self._version = version
         nodes = list(ast.walk(tree))
+        super().__init__(nodes, version)
         self._calls = [node for node in nodes if isinstance(node, ast.Call)]
         self._lists = [node for node in nodes if isinstance(node, ast.List)]
         printed = {id(part) for call in self._calls if _names(call.func)[1] in _PRINTERS for part in call.args}
@@ -364,8 +490,6 @@ class _Source(_Values):
             if id(node) not in printed
             and (isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)))
         ]
-        scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        self._scopes = [node for node in nodes if isinstance(node, scopes)]
         stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
         stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
         held = [node for node in nodes if isinstance(node, ast.Subscript | ast.Attribute)]
@@ -389,6 +513,7 @@ class _Source(_Values):
                     self._changed -= {name.id} if is_fixed else set()
         self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
         self._options |= _parameters(nodes, self._calls, stored)
+        self._objects = _objects(self._scopes, self._calls)
         self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
         self._foreign = _foreign_names(nodes)
@@ -497,13 +622,8 @@ class _Source(_Values):
             is_vllm = keywords.isdisjoint(NOTATIONS["other_llm"])  # other libraries have an LLM, too
             is_vllm = is_vllm and not (last == "LLM" and has_arguments and not call.args and not keywords)
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
-                variables, _ = self._nested(
-                    next((part.value for part in call.keywords if part.arg == "runtime_env"), None)
-                )
-                own = variables.get("env_vars")
-                own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
-                command = serve(self._words(call, last), {**self._environment_of(call), **own})
-                writings.append((call.lineno, self._writing(f"Python: {last}(...)", command, call)))
+                writings += self._made_by(call, last)
+        writings += islice(self._by_variables(), _MOST_ENGINES)
         taken = {*map(id, self._rest.values())}
         for node in (each for each in self._lists if id(each) not in taken):
             rest = self._rest.get(id(node))
@@ -524,29 +644,19 @@ class _Source(_Values):
                 writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
         yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
 
-    def _text(self, node: ast.JoinedStr | ast.Constant) -> str:
-        """Return a text; a part that is not known is a variable."""
-        if isinstance(node, ast.Constant):
-            return str(node.value)
-        parts = (part.value if isinstance(part, ast.FormattedValue) else part for part in node.values)
-        return "".join(str(self._known(part, _named(part))) for part in parts)
-
-    def _writing(self, name: str, command: str, node: ast.expr) -> Writing:
-        """Return a launch with its function and the GPUs that a decorator of Modal, or a call of Beam, gives it."""
-        within, place = self._around(node), self._place(node)
-        calls = [call for scope in within for call in scope.decorator_list if isinstance(call, ast.Call)]
-        gpus = [keyword.value for call in calls for keyword in call.keywords if keyword.arg == "gpu"]
-        around = accelerators(self._known(gpus[-1], "gpu"), "function") if gpus else None
-        around = around and around._replace(gpus_by=f'gpu="{around.gpus_by}"')
-        return Writing(name, command, around, is_here=not around, place=place, line=node.lineno)
-
-    def _around(self, node: Any) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-        line = getattr(node, "lineno", 0) or getattr(getattr(node, "value", None), "lineno", 0)
-        return [scope for scope in self._scopes if scope.lineno <= line <= (scope.end_lineno or scope.lineno)]
-
-    def _place(self, node: Any) -> str:
-        """Return the function of a node, "" for none."""
-        return next((one.name for one in reversed(self._around(node)) if not isinstance(one, ast.ClassDef)), "")
+    def _made_by(self, call: ast.Call, last: str) -> Iterator[tuple[int, Writing]]:
+        """Yield the engine of a call, once for each object of the class that makes it when it begins."""
+        variables, _ = self._nested(next((part.value for part in call.keywords if part.arg == "runtime_env"), None))
+        own = variables.get("env_vars")
+        own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
+        around = (self._objects[id(scope)] for scope in self._around(call) if id(scope) in self._objects)
+        objects = next(around, [])
+        alone: list[tuple[int, dict[str, ast.expr]]] = [(call.lineno, values) for _, values in objects]
+        for line, self._bound in objects if len(objects) > 1 else alone or [(call.lineno, {})]:
+            command = serve(self._words(call, last), {**self._environment_of(call), **own})
+            writing = self._writing(f"Python: {last}(...)", command, call)
+            yield line, writing._replace(line=line)
+        self._bound = {}
 
     def _list(self, node: ast.List) -> list[str]:
         """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
