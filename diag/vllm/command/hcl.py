@@ -41,18 +41,18 @@ def is_hcl(text: str) -> bool:
 def documents(text: str) -> list[Any]:
     """Return what a text of Terraform or Nomad describes, as documents of YAML; BadUsage if it cannot be read."""
     first = _Parser(text, {}).body(0)
-    local = {f"local.{key}": value for block in first.get("locals", ()) for key, value in block.items()}
-    for block in first.get("variable", ()):
+    local = {f"local.{key}": value for block in _blocks(first, "locals") for key, value in block.items()}
+    for block in _blocks(first, "variable"):
         local |= _defaults(f"var.{''.join(block.labels)}", block.get("default"))
     whole = _Parser(text, local).body(0) if local else first
     found = [{"services": {task.labels[0]: _nomad(task)}} for task in _blocks(whole, "task") if task.labels]
     rest: list[Any] = []
-    for block in whole.get("resource", ()):
+    for block in _blocks(whole, "resource"):
         kind, name = (*block.labels, "", "")[:2]
         made = _resource(re.sub(r"_v\d$", "", kind), name, block)
         found += made
         rest += [] if made else [_plain(block)]
-    return [*found, *rest, *map(_plain, whole.get("module", ()))]
+    return [*found, *rest, *map(_plain, _blocks(whole, "module"))]
 
 
 def _defaults(name: str, value: Any, depth: int = 0) -> dict[str, str]:
