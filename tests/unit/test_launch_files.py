@@ -1647,8 +1647,18 @@ SHOWN_PART = {"Chart.yaml": "name: c\n", "values.yaml": PART, "templates/s.yaml"
         ),
         ({"m.toml": 'a = "LLM("\n[services.v]\ncommand = "vllm-x"\n'}, "no command that starts a vLLM server"),
         ({**SHOWN_PART, "templates/s.yaml": "a: '{{ .Values.a }}'\n"}, "no launch of vLLM"),
+        ({"d.yaml": "kind: CustomResourceDefinition\nspec: {description: python3 -m vllm.entrypoints.api}\n"}, "no co"),
+        ({"t.env": "MODEL_ID=org/m\nSERVED_MODEL_NAME=m\nA=1\nB=2\nC=3\n"}, "no command"),
+        ({"p.yaml": "kind: Pod\nm: {{ .Release.Name }}\nspec: {containers: [{image: vllm-sim:1}]}\n"}, "no container"),
     ],
-    ids=["a list that Docker does not read", "a form that is not read", "a part of a chart that nothing starts"],
+    ids=[
+        "a list that Docker does not read",
+        "a form that is not read",
+        "a part of a chart that nothing starts",
+        "a schema that describes a command",
+        "variables of another program",
+        "a template without vLLM",
+    ],
 )
 def test_what_starts_no_server_is_named_as_such(tmp_path: Path, files: dict[str, str], told: str) -> None:
     for name, text in files.items():
@@ -2625,6 +2635,12 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "remote code of a folder": ({"r.sh": "vllm serve ./m-4 --trust-remote-code\n"}, ["vllm serve ./m-4"], "", [set()]),
     "settings of Ray that a source builds": ({"s.py": "from ray.serve.llm import LLMConfig\nk = dict(engine_kwargs=dict(seed=1))\nif x:\n    k['a'] = 1\nLLMConfig(**k)\nLLMConfig(**dict(engine_kwargs=dict(seed=2), model_loading_config=dict(model_id='org/m')))\n"}, ["vllm serve $MODEL $K", "vllm serve org/m --seed 2"], "the value of $K", [set()] * 2),  # noqa: E501
     "the defaults of a recipe": ({"r.yaml": "name: r\ncontainer: vllm\ndefaults: {port: 9, n: 4}\ncommand: |\n  vllm serve org/m --port {port} --max-num-seqs {n} --limit-mm-per-prompt '{\"image\": 1}'\n"}, ["vllm serve org/m --port 9 --max-num-seqs 4 --limit-mm-per-prompt"], "", [set()]),  # noqa: E501
+    "a patch, whose pod another file has": ({"p.yaml": "kind: Deployment\nmetadata: {name: m}\nspec: {template: {spec: {containers: [{name: s, command: [vllm, serve], args: [org/m, --tensor-parallel-size=2], resources: {limits: {nvidia.com/gpu: 2}}}]}}}\n"}, ["vllm serve org/m --tensor-parallel-size=2"], "", [set()]),  # noqa: E501
+    "patches of a Kustomization": ({"kustomization.yaml": "kind: Kustomization\npatches:\n- patch: |-\n    kind: InferenceService\n    spec: {predictor: {model: {args: [--max-model-len=64, --max-num-batched-tokens=32, -tp=2]}}}\n- patch: |-\n    - {op: add, path: /a, value: vllm}\n"}, ["vllm serve $MODEL --max-model-len=64"], "", [set()]),  # noqa: E501
+    "single settings of Ray": ({"p.yaml": "applications:\n- name: a\n  args:\n    prefill_config: {model_loading_config: {model_id: a, model_source: org/m}, engine_kwargs: {seed: 1}}\n    decode_config: {model_loading_config: {model_id: a, model_source: org/m}, engine_kwargs: {seed: 2}}\n    ingress_deployment_config: {}\n"}, ["vllm serve org/m --served-model-name a --seed 1", "vllm serve org/m --served-model-name a --seed 2"], "", [set(), set()]),  # noqa: E501
+    "variables of an application of Ray": ({"r.yaml": "kind: RayService\nspec:\n  serveConfigV2: |\n    applications:\n    - import_path: s:model\n      runtime_env: {pip: [vllm==0.25.1], env_vars: {MODEL_ID: org/m, TENSOR_PARALLELISM: '2'}}\n"}, ["vllm serve org/m --tensor-parallel-size 2"], "", [set()]),  # noqa: E501
+    "a catalog of KubeAI": ({"values.yaml": "catalog:\n  m:\n    {url: 'hf://org/m', engine: VLLM, args: [--swap-space=4], resourceProfile: 'nvidia-gpu-l4:1'}\n  o: {url: 'ollama://o', engine: OLlama}\n"}, ["vllm serve org/m --swap-space=4"], "", [{"removed_flag"}]),  # noqa: E501
+    "an extra that the image lacks": ({"c.yaml": "services:\n  v:\n    image: ${I:-vllm/vllm-openai:v0.25.1}\n    ipc: host\n    entrypoint: [sh, -c]\n    command: [\"pip install 'vllm[audio]'; vllm serve org/m --seed ${S:-1}\"]\n"}, ["vllm serve org/m --seed"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 
