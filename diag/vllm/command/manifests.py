@@ -384,7 +384,7 @@ class _Reader(NamedTuple):
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
         else:
-            if isinstance(document.get("services"), dict):
+            if any(map(inner, inner(document, "services").values())):
                 for service, node in document["services"].items():
                     for writing in self.nested(node, str(service), _SERVICE, {}):
                         yield _of_a_job(writing, inner(node, "job"))._replace(place=str(service))
@@ -770,7 +770,7 @@ def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
         model = {"runtime": "vllm", "storageUri": stored, **served}
         return [{"kind": "InferenceService", "spec": {"predictor": {"model": model}}}]
     parts = () if kind or "services" in document else document.values()
-    if any(_COMPOSE & inner(child).keys() and "image" in child for child in parts):
+    if any(_COMPOSE & inner(child).keys() and "image" in child and "vllm" in str(child) for child in parts):
         return [{"services": document}]  # a part of Compose that another file includes
     return []
 
