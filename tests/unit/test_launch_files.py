@@ -2458,6 +2458,10 @@ HOSTILE: dict[str, tuple[dict[str, str], str]] = {
         {"d.yaml": "services: {v: , w: 5}\ndeployment: {v: 1}  # vllm\n"},
         "no container",
     ),
+    "a block and an attribute of one name": (
+        {"d.tf": 'resource "v" "vllm" {\n  a = "b"\n  a {\n  }\n}\n'},
+        "no container",
+    ),
     "names that are lists": (
         {"d.yaml": ISVC, "e.yaml": (RELEASED % "[r]").replace("annotations: {", "annotations: {a: b, ")},
         "no container",

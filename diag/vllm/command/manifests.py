@@ -476,9 +476,8 @@ class _Reader(NamedTuple):
         is_patch = is_pod and not vllm_image  # another file has the image, and may have volumes and probes
         if not vllm_image and "build" not in node and not (is_patch and (program or words)):
             return
-        is_whole = is_whole and not is_patch
         options, environment = _variables(node)
-        place = str(node.get("name") or "")
+        place, is_whole = str(node.get("name") or ""), is_whole and not is_patch
         if WORKER.search(vllm_image) and not program and not words:
             if arguments := from_variables(environment, self.version):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
@@ -496,8 +495,8 @@ class _Reader(NamedTuple):
             options += ["--entrypoint", program] if program else []
             words = _with_config(_referenced(words, environment), node, spec, self)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
-            around = around._replace(shared_memory=None) if around and is_patch else around
             around = read_service(node, environment) if name == _SERVICE else around
+            around = around._replace(shared_memory=None) if around and is_patch else around
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             build = "" if is_named or "build" in node else vllm_image
@@ -613,8 +612,7 @@ class _Reader(NamedTuple):
         environment |= {"VLLM_USE_V1": "0"} if is_v0 else {}
         count = None if "raySpec" in model else model.get("requestGPU")
         gpus = {"limits": {"nvidia.com/gpu": count}}
-        about = {"image": charts.image_of(model), "name": model.get("name")}
-        container = {**about, "env": environment, "resources": gpus}
+        container = {"image": charts.image_of(model), "name": model.get("name"), "env": environment, "resources": gpus}
         yield self.engine("production-stack values", [*words, *extra], container, {})
 
     def llm_d(self, document: Mapping[str, Any], role: str) -> Iterator[Writing]:
