@@ -487,10 +487,8 @@ class _Reader(NamedTuple):
             if is_shown and not _BESIDE.search(called_by):  # its arguments are not shown
                 command = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", "$ARGS"]
                 yield Writing(name, shlex.join(command), pod, place=place)
-        elif not (program or words) and is_pod and not _KINDS.search(name):
-            return  # the operator of a custom resource says it
-        elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
-            return  # the operator says it, or Python is the image's entry point
+        elif not program and (words[:1] == ["-m"] or (not words and is_pod and not _KINDS.search(name))):
+            return  # the operator of a custom resource says it, or Python is the image's entry point
         elif "vllm" in called_by.lower() or _starts(program, words):
             options += ["--entrypoint", program] if program else []
             words = _with_config(_referenced(words, environment), node, spec, self)
