@@ -145,8 +145,8 @@ _SKIPPED = {"node_modules", "__pycache__", "site-packages", ".git", ".venv", "ve
 _FEEDS = re.compile(r"(?:^|/)(?:values\.yaml|defaults/main\.yml)$")  # what fills in templates
 _MOST_FILES = 100_000
 _MOST_SEARCHED = 2**26
-_MENTION = re.compile(rb"vllm|LLMConfig|kind: InferenceService|^ +build:", re.IGNORECASE | re.MULTILINE)
-_VLLM = re.compile("vllm|LLMConfig|kind: InferenceService", re.IGNORECASE)
+_MENTION = re.compile(rb"vllm|LLM_?Config|engine_kwargs|kind: InferenceService|^ +build:", re.IGNORECASE | re.MULTILINE)
+_VLLM = re.compile("vllm|LLM_?Config|engine_kwargs|kind: InferenceService", re.IGNORECASE)
 _LAUNCH = re.compile(rb"vllm[\s\"',]+serve\b|vllm\.entrypoints|vllm/vllm-|LLMConfig\(")
 """A launch in a file too large to be one: tables of tokens and results of benchmarks mention vLLM, too."""
 

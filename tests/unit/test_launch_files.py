@@ -1649,8 +1649,18 @@ SHOWN_PART = {"Chart.yaml": "name: c\n", "values.yaml": PART, "templates/s.yaml"
         ),
         ({"m.toml": 'a = "LLM("\n[services.v]\ncommand = "vllm-x"\n'}, "no command that starts a vLLM server"),
         ({**SHOWN_PART, "templates/s.yaml": "a: '{{ .Values.a }}'\n"}, "no launch of vLLM"),
+        ({"d.yaml": "kind: CustomResourceDefinition\nspec: {description: python3 -m vllm.entrypoints.api}\n"}, "no co"),
+        ({"t.env": "MODEL_ID=org/m\nSERVED_MODEL_NAME=m\nA=1\nB=2\nC=3\n"}, "no command"),
+        ({"p.yaml": "kind: Pod\nm: {{ .Release.Name }}\nspec: {containers: [{image: vllm-sim:1}]}\n"}, "no container"),
     ],
-    ids=["a list that Docker does not read", "a form that is not read", "a part of a chart that nothing starts"],
+    ids=[
+        "a list that Docker does not read",
+        "a form that is not read",
+        "a part of a chart that nothing starts",
+        "a schema that describes a command",
+        "variables of another program",
+        "a template without vLLM",
+    ],
 )
 def test_what_starts_no_server_is_named_as_such(tmp_path: Path, files: dict[str, str], told: str) -> None:
     for name, text in files.items():
@@ -2460,6 +2470,10 @@ HOSTILE: dict[str, tuple[dict[str, str], str]] = {
         {"d.yaml": "services: {v: , w: 5}\ndeployment: {v: 1}  # vllm\n"},
         "no container",
     ),
+    "a block and an attribute of one name": (
+        {"d.tf": 'resource "v" "vllm" {\n  a = "b"\n  a {\n  }\n}\n'},
+        "no container",
+    ),
     "names that are lists": (
         {"d.yaml": ISVC, "e.yaml": (RELEASED % "[r]").replace("annotations: {", "annotations: {a: b, ")},
         "no container",
@@ -2645,6 +2659,14 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "containers that run one after another": ({"r.sh": "docker run -d --name a --gpus all vllm/vllm-openai:v0.25.1 --model org/m\ndocker rm -f a\ndocker run -d --name a --gpus all vllm/vllm-openai:v0.25.1 --model org/n\n"}, ["--model org/m", "--model org/n"], "", [set()] * 2),  # noqa: E501
     "a container whose name is freed before it starts": ({"r.sh": "docker run -d --name a --gpus all vllm/vllm-openai:v0.25.1 --model org/m\ndocker rm -f b\ndocker run -d --name b --gpus all vllm/vllm-openai:v0.25.1 --model org/n\ndocker rm -f a\n"}, ["--model org/m", "--model org/n"], "", [set(), {"gpu_taken_twice"}]),  # noqa: E501
     "steps that an arrow joins in a guide": ({"g.md": "```\nstart → vllm serve begins → ready\n```\n```\nvllm serve org/m --seed 1  # a → b\n```\n"}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "a patch, whose pod another file has": ({"p.yaml": "kind: Deployment\nmetadata: {name: m}\nspec: {template: {spec: {containers: [{name: s, command: [vllm, serve], args: [org/m, --tensor-parallel-size=2], resources: {limits: {nvidia.com/gpu: 2}}}]}}}\n"}, ["vllm serve org/m --tensor-parallel-size=2"], "", [set()]),  # noqa: E501
+    "patches of a Kustomization": ({"kustomization.yaml": "kind: Kustomization\npatches:\n- patch: |-\n    kind: InferenceService\n    spec: {predictor: {model: {args: [--max-model-len=64, --max-num-batched-tokens=32, -tp=2]}}}\n- patch: |-\n    - {op: add, path: /a, value: vllm}\n"}, ["vllm serve $MODEL --max-model-len=64"], "", [set()]),  # noqa: E501
+    "single settings of Ray": ({"p.yaml": "applications:\n- name: a\n  args:\n    prefill_config: {model_loading_config: {model_id: a, model_source: org/m}, engine_kwargs: {seed: 1}}\n    decode_config: {model_loading_config: {model_id: a, model_source: org/m}, engine_kwargs: {seed: 2}}\n    ingress_deployment_config: {}\n"}, ["vllm serve org/m --served-model-name a --seed 1", "vllm serve org/m --served-model-name a --seed 2"], "", [set(), set()]),  # noqa: E501
+    "variables of an application of Ray": ({"r.yaml": "kind: RayService\nspec:\n  serveConfigV2: |\n    applications:\n    - import_path: s:model\n      runtime_env: {pip: [vllm==0.25.1], env_vars: {MODEL_ID: org/m, TENSOR_PARALLELISM: '2'}}\n"}, ["vllm serve org/m --tensor-parallel-size 2"], "", [set()]),  # noqa: E501
+    "a catalog of KubeAI": ({"values.yaml": "catalog:\n  m:\n    {url: 'hf://org/m', engine: VLLM, args: [--swap-space=4], resourceProfile: 'nvidia-gpu-l4:1'}\n  o: {url: 'ollama://o', engine: OLlama}\n"}, ["vllm serve org/m --swap-space=4"], "", [{"removed_flag"}]),  # noqa: E501
+    "entries of a catalogue with what they share": ({"v.yaml": "vllm_defaults: {repository: vllm/vllm-openai, tag: v0.25.1, max_model_len: 64, seed: 1}\nparsers: {a: {tool_call_parser: hermes}, b: {reasoning_parser: qwen3}}\nservices: {ui: web}\ntts: {container_name: t, image: x/tts}\nmodels:\n- {name: n, hf_name: org/m, vllm: {max_num_seqs: 4, max_model_len: 32}}\n- {name: o, hf_name: org/o, vllm: {max_num_seqs: 8}}\n"}, ["vllm/vllm-openai:v0.25.1 serve org/m --max-num-seqs 4 --max-model-len 32 --seed 1", "serve org/o --max-num-seqs 8 --max-model-len 64 --seed 1"], "", [set(), set()]),  # noqa: E501
+    "roles of a chart's values": ({"values.yaml": "app:\n  decode: {extraArgs: [--max-model-len, '64', --max-num-seqs=2]}\n  prefill: {extraArgs: [--max-model-len, '32', --max-num-seqs=4]}\nvllm: {on: 1}\n"}, ["vllm serve $MODEL --max-model-len 64 --max-num-seqs=2", "vllm serve $MODEL --max-model-len 32 --max-num-seqs=4"], "", [set(), set()]),  # noqa: E501
+    "an extra that the image lacks": ({"c.yaml": "services:\n  v:\n    image: ${I:-vllm/vllm-openai:v0.25.1}\n    ipc: host\n    entrypoint: [sh, -c]\n    command: [\"pip install 'vllm[audio]'; vllm serve org/m --seed ${S:-1}\"]\n"}, ["vllm serve org/m --seed"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

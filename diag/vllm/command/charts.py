@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from diag.core.errors import BadUsage
 from diag.core.files import parse_yaml, read_bytes, read_yaml
 from diag.vllm.command.command import NOTATIONS, command_line, flag, split
-from diag.vllm.command.container import Container, inner, listed, read_pod
+from diag.vllm.command.container import Container, inner, items, listed, read_pod
 from diag.vllm.command.shell import BLOCK, COMMENT, CONDITION, folded
 from diag.vllm.flags.registry import known, release
 
@@ -326,16 +326,28 @@ def engines(values: Mapping[str, Any], version: str) -> Iterator[Engine]:
     """Yield the servers of a chart's values; each of a list of models is one, with what stands beside the list."""
     for key, child in values.items():
         if _LISTS.search(str(key)) and isinstance(child, list):
-            rest = {name: value for name, value in values.items() if name != key}
-            made = [
-                one for item in child[:_DEEPEST] if isinstance(item, dict) for one in _engine({**rest, **item}, version)
-            ]
+            rest = {name: value for name, value in values.items() if name != key and not _is_choice(name, value)}
+            able = [{**item, **{name: rest[name] for name in rest if name not in item}} for item in items(values, key)]
+            made = [one for item in able[:_MOST_ITEMS] for one in _engine(item, version)]
             if made:
                 yield from made
                 return
+    for key, child in (("", values), *values.items()):  # each role of a chart that splits prefill and decode
+        if {"prefill", "decode"} <= inner(child).keys():
+            for role, other in (("decode", "prefill"), ("prefill", "decode")):
+                way = {name: part for name, part in child.items() if name != other}
+                whole = {**values, key: way} if key else way
+                yield from _engine({**whole, "name": role}, version)
+            return
     apart = [(str(key), child) for key, child in values.items() if "vllm" in str(key) and isinstance(child, dict)]
     servers = [one for key, child in apart for one in _engine({key: child, "name": key}, version, least=1)]
     yield from servers if len(servers) > 1 else _engine(values, version)
+
+
+def _is_choice(name: str, value: Any) -> bool:
+    """Return True for settings of which each server takes one: a mapping of mappings, such as profiles of parsers."""
+    able = [isinstance(child, dict) for child in inner(value).values()]
+    return len(able) > 1 and all(able) and not re.search("vllm|engine|server|resources|probe", name, re.IGNORECASE)
 
 
 def is_published(values: Mapping[str, Any], words: Sequence[str] = ()) -> bool:
@@ -413,6 +425,7 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         name = str(key)
         found.left -= 1
         is_unset = isinstance(child, int | float) and child < 0
+        found.image = found.image or (image_of(node) if name == "repository" and "vllm" in str(child) else "")
         if found.left < 0 or is_unset or child in (None, "", [], {}):
             continue
         found.has_key = found.has_key or "apikey" in re.sub(r"[-_]", "", name.lower())

@@ -170,7 +170,7 @@ class _Parser:
 
     def body(self, depth: int) -> _Block:
         """Read the blocks and attributes up to a closing brace."""
-        found, labels, name = _Block(), list[str](), ""
+        block, labels, name = _Block(), list[str](), ""
         if depth > _DEEPEST:
             raise BadUsage("the text is nested too deep")
         while sign := self._sign():
@@ -181,7 +181,7 @@ class _Parser:
             if sign in ("\n", ","):
                 name, labels = "", []
             elif sign in ("=", ":") and name:
-                found[name] = self._expression(depth + 1)
+                block[name] = self._expression(depth + 1)
                 name = ""
             elif sign == "{" and name:
                 child = self.body(depth + 1)
@@ -189,13 +189,14 @@ class _Parser:
                 if name == "dynamic" and labels:  # for each of some list: one of them
                     inner, name = child.get("content"), labels[0]
                     child = inner[0] if isinstance(inner, list) and inner else child
-                entries = found.setdefault(name, [])
-                entries += [child] if isinstance(entries, list) else []
+                entries = block.setdefault(name, [])
+                if isinstance(entries, list):  # else an attribute of this name stands before it
+                    entries.append(child)
                 name, labels = "", []
             elif token["name"] or token["text"] is not None:
                 word = token["name"] or self._filled(token["text"])
                 name, labels = (name, [*labels, word]) if name else (word, [])
-        return found
+        return block
 
     def _expression(self, depth: int) -> Any:
         """Read an expression up to the end of its line, a comma or a bracket."""

@@ -62,6 +62,7 @@ _CONFIG = re.compile(r"\s--config[= ]([\w./-]+)(?=\s|$)")
 _MOUNTED = "/mnt/models"
 """The folder into which KServe puts a model."""
 _KSERVE: Mapping[str, str] = NOTATIONS["kserve"]
+_RAY: Mapping[str, str] = NOTATIONS["ray"]
 _OF_KSERVE = frozenset[str](NOTATIONS["kserve_own"])
 
 
@@ -277,7 +278,8 @@ def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
     """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
-    nodes = deque[tuple[str, Any, str, Mapping[str, str]]](("", part, _mounting(part, around), {}) for part in parts)
+    able = (part for part in parts if kind(part) != "CustomResourceDefinition")  # which has descriptions alone
+    nodes = deque[tuple[str, Any, str, Mapping[str, str]]](("", part, _mounting(part, around), {}) for part in able)
     while nodes:
         key, node, image, variables = nodes.popleft()
         if isinstance(node, dict):
@@ -382,7 +384,7 @@ class _Reader(NamedTuple):
             for role in ("decode", "prefill"):
                 yield from self.llm_d(document, role)
         else:
-            if isinstance(document.get("services"), dict):
+            if any(map(inner, inner(document, "services").values())):
                 for service, node in document["services"].items():
                     for writing in self.nested(node, str(service), _SERVICE, {}):
                         yield _of_a_job(writing, inner(node, "job"))._replace(place=str(service))
@@ -471,11 +473,11 @@ class _Reader(NamedTuple):
         is_patch = is_pod and is_whole and not {"ports", "resources"} & node.keys()  # of a pod
         if not (program or words) and (is_chart or is_patch or vllm_image != node.get("image")):
             return
-        is_patch = is_pod and bool(program or words)  # the image is set by another file
-        if not vllm_image and not is_patch and "build" not in node:
+        is_patch = is_pod and not vllm_image  # another file has the image, and may have volumes and probes
+        if not vllm_image and "build" not in node and not (is_patch and (program or words)):
             return
         options, environment = _variables(node)
-        place = str(node.get("name") or "")
+        place, is_whole = str(node.get("name") or ""), is_whole and not is_patch
         if WORKER.search(vllm_image) and not program and not words:
             if arguments := from_variables(environment, self.version):
                 yield Writing(f"{name}, by its variables", serve(arguments, unread(environment)))
@@ -485,15 +487,14 @@ class _Reader(NamedTuple):
             if is_shown and not _BESIDE.search(called_by):  # its arguments are not shown
                 command = ["docker", "run", *options, vllm_image if "vllm" in vllm_image else "vllm", "$ARGS"]
                 yield Writing(name, shlex.join(command), pod, place=place)
-        elif not (program or words) and is_pod and not _KINDS.search(name):
-            return  # the operator of a custom resource says it
-        elif not program and ((not words and "Ray" in name) or words[:1] == ["-m"]):
-            return  # the operator says it, or Python is the image's entry point
+        elif not program and (words[:1] == ["-m"] or (not words and is_pod and not _KINDS.search(name))):
+            return  # the operator of a custom resource says it, or Python is the image's entry point
         elif "vllm" in called_by.lower() or _starts(program, words):
             options += ["--entrypoint", program] if program else []
             words = _with_config(_referenced(words, environment), node, spec, self)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             around = read_service(node, environment) if name == _SERVICE else around
+            around = around._replace(shared_memory=None) if around and is_patch else around
             is_named = "vllm" in vllm_image and "$(" not in vllm_image
             words = ["docker", "run", *options, vllm_image if is_named else "vllm", *words]
             build = "" if is_named or "build" in node else vllm_image
@@ -515,7 +516,8 @@ class _Reader(NamedTuple):
         words = split(model.get("args"))
         kind = str(inner(model, "modelFormat").get("name") or "").lower()
         mentions = (kind, str(model.get("runtime") or ""), str(model.get("image") or ""), *words)
-        if not model or not (kind == "huggingface" or any("vllm" in text.lower() for text in mentions)):
+        is_named = kind == "huggingface" or any("vllm" in text.lower() for text in mentions)
+        if not model or not (is_named or _is_vllms(words, "--")):
             return
         if re.search(r"--backend[ =]huggingface(?!\S)", " ".join(words)):
             return  # that server runs the model without vLLM
@@ -528,7 +530,9 @@ class _Reader(NamedTuple):
             "pipeline_parallel_size": parallel.get("pipelineParallelSize"),
         }
         words = [named or (folder if stored or "storage" in model else "$MODEL"), *words]
-        yield self.engine(name, [*words, *command_line(sizes, self.version)], model, predictor)
+        writing = self.engine(name, [*words, *command_line(sizes, self.version)], model, predictor)
+        box = writing.container if is_named or not writing.container else writing.container._replace(shared_memory=None)
+        yield writing._replace(container=box)  # what is named elsewhere may have a volume there
 
     def llm_inference_service(self, document: Mapping[str, Any]) -> Iterator[Writing]:
         spec = inner(document, "spec")
@@ -562,15 +566,22 @@ class _Reader(NamedTuple):
         around = around._replace(build=str(worker.get("image") or ""))
         documents = parse_yaml(config, "serveConfigV2") if isinstance(config, str) else [config]
         for application in (part for document in documents for part in items(document, "applications")):
-            for engine in items(inner(application, "args"), "llm_configs"):
+            arguments, around_it = inner(application, "args"), inner(application, "runtime_env")
+            told = {_RAY[name]: value for name, value in inner(around_it, "env_vars").items() if name in _RAY}
+            if "model" in told and "vllm" in f"{application.get('import_path')} {around_it.get('pip')}":
+                command = serve([*command_line(told, self.version), "$ARGS"], _variables(worker)[1])
+                yield Writing("Ray Serve's variables", command, around if worker else None)
+            named = [(str(application.get("name") or ""), engine) for engine in items(arguments, "llm_configs")]
+            named += [(str(key), child) for key, child in arguments.items() if "model_loading_config" in inner(child)]
+            for place, engine in named:
                 if "server_cls" in engine:
                     continue  # an engine of another kind
                 loaded = inner(engine, "model_loading_config")
-                variables = inner(engine, "runtime_env", "env_vars") or inner(application, "runtime_env", "env_vars")
+                variables = inner(engine, "runtime_env", "env_vars") or inner(around_it, "env_vars")
                 words = ray_arguments(loaded, inner(engine, "engine_kwargs"))
                 environment = _variables(worker)[1] | {str(key): str(value) for key, value in variables.items()}
                 command = serve(command_line(words, self.version), environment)
-                yield Writing("Ray Serve's engine_kwargs", command, around if worker else None)
+                yield Writing("Ray Serve's engine_kwargs", command, around if worker else None, place=place)
 
     # -- Helm values
 
@@ -599,7 +610,7 @@ class _Reader(NamedTuple):
         environment |= {"VLLM_USE_V1": "0"} if is_v0 else {}
         count = None if "raySpec" in model else model.get("requestGPU")
         gpus = {"limits": {"nvidia.com/gpu": count}}
-        container = {"image": charts.image_of(model), "env": environment, "resources": gpus}
+        container = {"image": charts.image_of(model), "name": model.get("name"), "env": environment, "resources": gpus}
         yield self.engine("production-stack values", [*words, *extra], container, {})
 
     def llm_d(self, document: Mapping[str, Any], role: str) -> Iterator[Writing]:
@@ -735,6 +746,8 @@ def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
     if kind in _RELEASES:
         values = _release_values(inner(document, "spec"))
         return [values] if values else []
+    if kind in ("Kustomization", "Component"):
+        return [*_patches(document)]
     if stacks := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
         return stacks  # a chart depends on the production stack
     if "services" in document and "deployment" in document:  # Akash
@@ -753,9 +766,18 @@ def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
         model = {"runtime": "vllm", "storageUri": stored, **served}
         return [{"kind": "InferenceService", "spec": {"predictor": {"model": model}}}]
     parts = () if kind or "services" in document else document.values()
-    if any(_COMPOSE & inner(child).keys() and "image" in child for child in parts):
+    if any(_COMPOSE & inner(child).keys() and "image" in child and "vllm" in str(child) for child in parts):
         return [{"services": document}]  # a part of Compose that another file includes
     return []
+
+
+def _patches(document: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the manifests that the patches of a Kustomization complete; a single operation is no manifest."""
+    texts = [one.get("patch") for one in items(document, "patches")]
+    for text in (*texts, *listed(document.get("patchesStrategicMerge"))):
+        with suppress(BadUsage):
+            able = parse_yaml(text, "patch") if isinstance(text, str) and "\n" in text else []
+            yield from (one for one in able if inner(one).get("kind"))
 
 
 def _release_values(spec: Mapping[str, Any]) -> Any:
@@ -892,6 +914,18 @@ def templated(launches: Iterable[Writing], text: str) -> tuple[Writing, ...]:
         for is_served in [bool(one.container and one.container.is_served) and not _READY.search(text)]
     )
     return tuple(one._replace(container=box) for one, box in boxes)
+
+
+def is_hidden(documents: Sequence[Any]) -> bool:
+    """Return True if documents have containers, or a container's image, that only the values of a template name."""
+    nodes: list[Any] = [*documents]
+    while nodes:
+        node = nodes.pop()
+        able = inner(node).get("containers", [])
+        if any("$" in str(inner(one).get("image", "$")) for one in (able if isinstance(able, list) else [able])):
+            return True
+        nodes += [*node.values()] if isinstance(node, dict) else listed(node)
+    return False
 
 
 def template(text: str) -> str:

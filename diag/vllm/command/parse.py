@@ -328,9 +328,9 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
     if manifests.is_manifest(documents) or text.isspace() or sum(flags) * 2 < len(flags):
-        why = manifests.template(text)
+        why = manifests.template(text) if manifests.is_hidden(documents) else ""
         none = "has no container that starts vLLM, and is no file for --config: give the command itself"
-        raise (BadUsage if why and "containers:" in text else NoLaunch)(f"{file}: {why}" if why else f"{file} {none}")
+        raise (BadUsage if why else NoLaunch)(f"{file}: {why}" if why else f"{file} {none}")
     command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
     return tuple(one._replace(writing="a --config file") for one in _parse_shell(command, version, folder))
 
@@ -501,7 +501,7 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
 def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
     """Return the line of a text that names a service or a container; 0 if none does."""
     quoted = rf"[\"']?{re.escape(place)}[\"']?"
-    named = re.compile(rf"[ ]*(?:-?[ {{]*name: *{quoted}(?![\w-])|{quoted}:)")
+    named = re.compile(rf"[ ]*(?:-?[ {{]*name *[:=] *{quoted}(?![\w-])|{quoted}:)")
     return next((at for at, line in enumerate(lines, 1) if place and at not in taken and named.match(line)), 0)
 
 
@@ -959,6 +959,7 @@ def _find_servers(
             yield server._replace(
                 environment={**around, **server.environment},
                 image=server.image or contained.name,
+                by_default=tuple(one._replace(image=one.image or contained.name) for one in server.by_default),
                 elsewhere=server.elsewhere or location,
                 around=(*([(tuple(words), at)] if inner == words[at] else []), *server.around),
                 container=read_run(words[:at], _assignments(words)) or server.container,
@@ -1017,7 +1018,7 @@ def _serve_end(words: Sequence[str]) -> int | None:
         after = words[at + 1] if at + 1 < len(words) else ""
         if after == "serve" and _PROGRAM.fullmatch(Path(word).name):
             return at + 2
-        is_named = is_server(word) and words[at - 1] not in ("import", "from")
+        is_named = is_server(word) and words[at - 1] not in ("import", "from", "-")
         if is_named and (after == "serve" or not word.endswith(".cli.main")):
             return at + 2 if after == "serve" else at + 1
     return None

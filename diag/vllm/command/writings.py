@@ -10,6 +10,7 @@ from diag.core.files import parse_json, parse_toml
 from diag.vllm.command.command import NOTATIONS, command_line, from_variables, serve, split, unread
 from diag.vllm.command.container import Container
 from diag.vllm.command.dockerfile import is_dockerfile, last_stage
+from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.hcl import documents as hcl_documents
 from diag.vllm.command.hcl import is_hcl
 from diag.vllm.command.manifests import WORKER, Writing, containers, is_yaml, parse, template, templated
@@ -177,6 +178,9 @@ def _from_variables(text: str, version: str) -> tuple[Writing, ...]:
         elif written.strip() and not written.lstrip().startswith("#"):
             return ()
     words = from_variables(variables, version) if 1 < len(variables) < _MOST_VARIABLES else None
-    if words is None or not any(_LONG_FLAG.match(word) for word in words):  # MODEL_NAME may be of any program
+    rest = unread(variables)
+    # MODEL_NAME may be of any program, which has more variables of its own
+    is_other = sum(not is_secret(name) for name in rest) * 2 > len(variables)
+    if words is None or is_other or not any(_LONG_FLAG.match(word) for word in words):
         return ()
-    return (Writing(VARIABLES, serve(words, unread(variables))),)
+    return (Writing(VARIABLES, serve(words, rest)),)
