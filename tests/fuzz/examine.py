@@ -88,7 +88,7 @@ def _before(shown: str) -> str:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """CPU time, for other programs may have the machine; the timer counts whole ticks, also those of another program."""
+    """CPU time, for other programs may have the machine: the timer also counts ticks that are another program's."""
     end = time.process_time() + seconds
 
     def late(_: int, __: FrameType | None) -> None:
