@@ -6,6 +6,7 @@ The memory ledger computes the memory from the command.
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from diag.core.errors import BadUsage
@@ -140,6 +141,7 @@ def memory_setup(target: LintTarget) -> Setup | None:
     return None
 
 
+@lru_cache(maxsize=2)  # several rules ask in turn, one of them with GPUs that are not named
 def memory_ledger(target: LintTarget) -> Ledger | None:
     """Return the ledger of one GPU, of an unknown GPU if the host has none; None if vLLM refuses the settings."""
     if target.shape is None or not target.shape.family:

@@ -57,7 +57,7 @@ def host_gpus(samples: Iterable[GpuSample]) -> HostGpus:
     return HostGpus(gpus, {(first, second): path for first, second, path, *_ in peers})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # by identity: what one takes is computed once
 class LintTarget:
     """A command and the release that it is checked for.
 
