@@ -935,6 +935,8 @@ def _find_servers(
     Flags alone are a server's if `is_alone`: the text has no other command.
     """
     start = _serve_end(words)
+    if len(words) > MOST_ARGUMENTS and (is_alone or start is not None or run_place(words) is not None):
+        raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
     runs = any(word.rpartition("/")[2] in _RUNNERS for word in words)
     is_script = False
@@ -1038,8 +1040,6 @@ def _command(
     mentions, loose = options(filled, start, version)
     if sum(option.option is None for option in mentions) > _MOST_UNKNOWN:
         raise BadUsage(f"more than {_MOST_UNKNOWN} options of the command are none of vLLM's: {EXPECTED}")
-    if len(words) > MOST_ARGUMENTS:
-        raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     contained, place = _find_image(words, environment), elsewhere(words[:start])
     config = next((option.values[0] for option in mentions if option.name == "--config" and option.values), "")
     is_here = folder is not None and config and "$" not in config and not place
