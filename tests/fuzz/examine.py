@@ -10,6 +10,7 @@ from types import FrameType
 
 from fuzz.targets import ANSWERS, MARKER, Target
 
+LATE = "s of CPU time"
 MOST_GROWTH = 200 * 10**6
 """Bytes by which one input may raise the peak of the process' memory."""
 
@@ -35,7 +36,7 @@ def examine(target: Target, text: bytes) -> None:
     except ANSWERS as error:
         shown = str(error)
     except TooSlow as error:
-        raise Find(f"took more than {target.seconds:g} s of CPU time in {_place(error)}", _trace(error)) from None
+        raise Find(f"took more than {target.seconds:g} {LATE} in {_place(error)}", _trace(error)) from None
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is: that is what is looked for
         raise Find(f"{type(error).__name__} in {_place(error)}", _trace(error)) from None
     if MARKER in shown:
