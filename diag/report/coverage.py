@@ -18,7 +18,7 @@ from diag.diagnosis.decision_table import Reading
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import NormalReading, Report
 from diag.diagnosis.telemetry_checks import FAMILIES, DefectKind, TelemetryDefect
-from diag.diagnosis.vitals import MEASURES
+from diag.diagnosis.vitals import MEASURES, Vitals
 from diag.report import sentences as words
 
 MANY = 5
@@ -51,10 +51,15 @@ def vitals(report: Report) -> list[str]:
     lines = []
     for signs in report.vitals:
         name = "" if len(report.vitals) == 1 else f"{printable(signs.name)}: "
-        known = ((measure, signs.now[key]) for key, measure in MEASURES.items() if key in signs.now)
-        shown = [f"{measure.title}: {quantity(value, measure.unit)}" for measure, value in known]
+        shown = [f"{title}: {value}" for title, value, _ in vital_signs(signs)]
         lines += [name + "; ".join(shown)] if shown else []
     return lines
+
+
+def vital_signs(signs: Vitals) -> list[tuple[str, str, Sequence[float | None]]]:
+    """Return title, last value and history of each known measure of a server."""
+    known = [(measure, signs.now[key], signs.histories[key]) for key, measure in MEASURES.items() if key in signs.now]
+    return [(measure.title, quantity(value, measure.unit), history) for measure, value, history in known]
 
 
 def servers(report: Report) -> list[str]:
