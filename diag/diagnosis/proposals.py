@@ -34,6 +34,8 @@ OLDEST = (0, 8, 0)
 ISSUES = "https://github.com/vllm-project/vllm/issues?q="
 MOST_WORDS = 9
 """Words of an exception that are searched for; the numbers among them are of one server."""
+UNNAMED = re.compile(r"\$\{[A-Z]+:\?\}")
+"""A place in a text for a part of the server, such as a GPU, that nothing names."""
 PLAIN_WORD = r"[\w.-]{0,40}"
 """Pattern of a value of a launch command that is shown as it is."""
 PLACEHOLDER = r"((?:/[\w./-]*/)?)\{(\w+)\}((?:/[\w./-]*)?)"
@@ -242,6 +244,8 @@ class _Proposer(NamedTuple):
             rounded = None if value is None else float(round(value))
             changes += [FlagChange(flag, set_value, rounded)] if rounded is None or rounded != set_value else []
         name, text = self._in_words(fix, change, after)
+        if None in met.values() and UNNAMED.search(text):  # nothing shows that there is such a part
+            return None
         return Proposal(
             fix=fix,
             before=before,

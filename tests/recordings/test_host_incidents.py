@@ -14,6 +14,7 @@ from diag.core.metric_families import Sample
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
+from diag.report.answer import choose_actions
 from diag.report.coverage import defect_sentence, lacking, not_collected
 
 FROZEN = "tp2_long_stall"
@@ -291,7 +292,8 @@ def test_ranks_that_fill_their_links_are_named(tmp_path: Path) -> None:
     links = [gpu(i, pcie_bytes_total__rx=lambda t: FULL * t) for i in (0, 1)]
     report = judge(tmp_path, HEALTHY, TWO, *links)
     assert present(report) == {"tp_interconnect_bound"}
-    assert not [each for each in found(report, "tp_interconnect_bound").proposals if "PCIe link" in each.text]
+    texts = [each.text for each in found(report, "tp_interconnect_bound").proposals]
+    assert not [text for text in texts if "PCIe link" in text or "NVLinks of" in text]
 
 
 def test_link_that_lost_its_lanes_is_to_be_repaired(tmp_path: Path) -> None:
@@ -302,6 +304,8 @@ def test_link_that_lost_its_lanes_is_to_be_repaired(tmp_path: Path) -> None:
     assert first.proposals[0].text.startswith("Repair the PCIe link")
     (lanes,) = (each for each in first.diagnosis.supports if each.condition.signal.name == "PCIe lanes lost")
     assert (lanes.value, lanes.culprits) == (0.75, ("GPU 1",))
+    assert "PCIe link of GPU 1" in choose_actions(first, report).fix.text
+    assert not [each for each in first.proposals if each.changes]
 
 
 def test_link_at_a_low_generation_is_named(tmp_path: Path) -> None:
