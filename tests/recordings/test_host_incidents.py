@@ -14,8 +14,9 @@ from diag.core.metric_families import Sample
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
-from diag.report.answer import choose_actions
+from diag.report.answer import answers, choose_actions
 from diag.report.coverage import defect_sentence, lacking, not_collected
+from diag.report.sentences import time_format
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
@@ -656,6 +657,12 @@ def test_an_orphan_is_critical_unless_the_server_of_the_page_answers(
     diagnosis = found(report, "engine_orphaned").diagnosis
     assert (diagnosis.severity, diagnosis.culprits) == (severity, ("PID 91 on gpu-7",))
     assert {each.state for each in report.progress} == ({"dead"} if severity == "critical" else {"busy"})
+
+
+def test_an_orphan_that_shows_after_the_death_of_its_server_did_not_begin_later(tmp_path: Path) -> None:
+    report = judge(tmp_path, "engine_dead", lambda t: orphan(t) if t > 40 else ())
+    since = {each.diagnosis.incident.id: each.diagnosis.since for each in report.present}
+    assert since["engine_orphaned"] == since["engine_dead"] == answers(report, time_format(report))[0].since
 
 
 def test_an_engine_of_an_unknown_server_is_a_note_beside_a_dead_server(tmp_path: Path) -> None:
