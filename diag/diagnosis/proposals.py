@@ -152,7 +152,9 @@ def propose(
     launch = (("launch", shlex.quote(running.launch)),) if running.launch else ()
     proposer = _Proposer(diagnosis, queries, running, (*(quotes[0].names if quotes else ()), *launch))
     proposals = filter(None, map(proposer.propose, diagnosis.incident.fixes))
-    return tuple(sorted(proposals, key=lambda proposal: proposal.is_guess))
+    # a guess at a part that no reading names may be about one that this server does not have
+    named = (proposal for proposal in proposals if not (proposal.is_guess and UNNAMED.search(proposal.text)))
+    return tuple(sorted(named, key=lambda proposal: proposal.is_guess))
 
 
 def is_on_rocm(diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> bool:
@@ -244,8 +246,6 @@ class _Proposer(NamedTuple):
             rounded = None if value is None else float(round(value))
             changes += [FlagChange(flag, set_value, rounded)] if rounded is None or rounded != set_value else []
         name, text = self._in_words(fix, change, after)
-        if None in met.values() and UNNAMED.search(text):  # nothing shows that there is such a part
-            return None
         return Proposal(
             fix=fix,
             before=before,
