@@ -176,12 +176,14 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
     for incident in incidents:
         burning = {  # what rose suddenly is told after its end, too: no long window has to remember it
             one.subject: one
-            for slow, window in slow_burns(incident, queries)
-            for one in _decide(slow, window, queries)
-            if one.ongoing or (one.state == "present" and slow in incident.rising)
+            for burn, window in slow_burns(incident, queries)
+            for one in _decide(burn, window, queries)
+            if one.ongoing or (one.state == "present" and burn in incident.rising)
         }
         for diagnosis in _decide(incident, queries.window(incident), queries):
-            decided = diagnosis if diagnosis.state == "present" else burning.get(diagnosis.subject, diagnosis)
+            slow = burning.get(diagnosis.subject, diagnosis)  # what still burns slowly has not ended with its fast burn
+            goes_on = slow.ongoing and slow.incident in incident.rising
+            decided = slow if diagnosis.state != "present" or (goes_on and not diagnosis.ongoing) else diagnosis
             if decided.state == "present":
                 symptoms, supports = (with_culprits(some, decided) for some in (decided.symptoms, decided.supports))
                 decided = decided._replace(symptoms=symptoms, supports=supports)

@@ -273,7 +273,19 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
         result[place] = diagnosis._replace(since=since, episodes=episodes)
         if diagnosis.state == "present":
             result[place] = _ended(result[place], queries)
-    return ranked([*_until_death(result, queries)])
+    return tuple(_not_behind(ranked([*_until_death(result, queries)])))
+
+
+def _not_behind(diagnoses: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
+    """Yield the diagnoses; what brought about the death of a server did not begin after it, if it showed later."""
+    deaths = {(one.server, one.explained_by): one.since for one in diagnoses if one.incident.crash and one.ongoing}
+    for one in diagnoses:
+        died, (since, end) = deaths.get((one.server, one.incident.id)), (*one.episodes[-1:], (None, 0.0))[0]
+        if one.ongoing and died is not None and since is not None and died < since:
+            episodes = (*one.episodes[:-1], (died, end))
+            yield one._replace(since=episodes[0][0], episodes=episodes)
+        else:
+            yield one
 
 
 def _until_death(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterator[Diagnosis]:

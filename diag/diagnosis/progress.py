@@ -15,7 +15,7 @@ from diag.core.contract import Contract
 from diag.core.declarations import PACKAGE, read
 from diag.core.formatting import listed, number, plural, quantity
 from diag.core.incident import Signal
-from diag.core.metric_prefix import FINISHED, GENERATED, PROMPTED
+from diag.core.metric_prefix import FINISHED, GENERATED, PROMPTED, RUNNING, WAITING
 from diag.core.subjects import Subject, in_words
 from diag.diagnosis.query_cache import QueryCache, Window
 from diag.exposition.scrapes import Target
@@ -36,7 +36,7 @@ LOG_IS_READ = 'max by (instance) (last_over_time(diag_scrape_success{collector="
 OTHERWISE = ("lost", "max by (instance) (last_over_time(diag_vllm_lost[$window]))"), ("late", "$page_late")
 OFTEN = 0.75
 """The share of successful scrapes below which those that fail are the reason why nothing is known."""
-COUNTERS = (GENERATED, PROMPTED, FINISHED)
+COUNTERS = (GENERATED, PROMPTED, FINISHED, RUNNING, WAITING)
 DEATHS = (
     (signals.startup_failed, 1, "its log shows that the engine failed to start and has not been started again"),
     (signals.api_server_stopped, 1, "the kernel says that its API server is stopped, and /metrics does not answer"),

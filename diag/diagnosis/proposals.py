@@ -34,6 +34,8 @@ OLDEST = (0, 8, 0)
 ISSUES = "https://github.com/vllm-project/vllm/issues?q="
 MOST_WORDS = 9
 """Words of an exception that are searched for; the numbers among them are of one server."""
+UNNAMED = re.compile(r"\$\{[A-Z]+:\?\}")
+"""A place in a text for a part of the server, such as a GPU, that nothing names."""
 PLAIN_WORD = r"[\w.-]{0,40}"
 """Pattern of a value of a launch command that is shown as it is."""
 PLACEHOLDER = r"((?:/[\w./-]*/)?)\{(\w+)\}((?:/[\w./-]*)?)"
@@ -150,7 +152,9 @@ def propose(
     launch = (("launch", shlex.quote(running.launch)),) if running.launch else ()
     proposer = _Proposer(diagnosis, queries, running, (*(quotes[0].names if quotes else ()), *launch))
     proposals = filter(None, map(proposer.propose, diagnosis.incident.fixes))
-    return tuple(sorted(proposals, key=lambda proposal: proposal.is_guess))
+    # a guess at a part that no reading names may be about one that this server does not have
+    named = (proposal for proposal in proposals if not (proposal.is_guess and UNNAMED.search(proposal.text)))
+    return tuple(sorted(named, key=lambda proposal: proposal.is_guess))
 
 
 def is_on_rocm(diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> bool:

@@ -145,6 +145,19 @@ def test_a_wave_of_errors_that_is_over_is_told(tmp_path: Path, failed: int, is_t
     assert (FAILING in over(report)) == is_told
 
 
+@pytest.mark.parametrize("waves", [(2.5, 2.5), (3.5, 2)], ids=["an eighth", "a sixth and a tenth by turns"])
+def test_errors_that_rose_suddenly_go_on_where_the_fast_burn_flickers(tmp_path: Path, waves: tuple[float, ...]) -> None:
+    """Five minutes at 20 answers in 5 s: the half minute of a look has fewer than 20 errors, or burns fast by turns."""
+    pages, lost = [], 0.0
+    for at, (_, host, page) in enumerate(rewriting.scrapes("healthy")):
+        text = re.sub(r"(http_requests|process_start)[^\n]*\n", "", page)
+        lost += waves[(at // 9 + 1) % 2] if at > 18 else 0
+        pages.append((1.7e9 + 5 * at, host, text + answers("2xx", 5000 + 20 * at - lost) + answers("5xx", lost)))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == FAILING)
+    assert (finding.diagnosis.severity, finding.diagnosis.ongoing) == ("warning", True)
+
+
 def test_few_answers_of_which_some_fail_are_unknown(tmp_path: Path) -> None:
     assert state(judged(tmp_path, born("5xx", 3)), FAILING) == "unknown"
 

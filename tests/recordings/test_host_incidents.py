@@ -14,7 +14,9 @@ from diag.core.metric_families import Sample
 from diag.diagnosis.diagnose import Diagnosis
 from diag.diagnosis.report import Report
 from diag.report import terminal
+from diag.report.answer import answers, choose_actions
 from diag.report.coverage import defect_sentence, lacking, not_collected
+from diag.report.sentences import time_format
 
 FROZEN = "tp2_long_stall"
 HEALTHY = "healthy"
@@ -291,7 +293,8 @@ def test_ranks_that_fill_their_links_are_named(tmp_path: Path) -> None:
     links = [gpu(i, pcie_bytes_total__rx=lambda t: FULL * t) for i in (0, 1)]
     report = judge(tmp_path, HEALTHY, TWO, *links)
     assert present(report) == {"tp_interconnect_bound"}
-    assert not [each for each in found(report, "tp_interconnect_bound").proposals if "PCIe link" in each.text]
+    texts = [each.text for each in found(report, "tp_interconnect_bound").proposals]
+    assert not [text for text in texts if "PCIe link" in text or "NVLinks of" in text]
 
 
 def test_link_that_lost_its_lanes_is_to_be_repaired(tmp_path: Path) -> None:
@@ -302,6 +305,8 @@ def test_link_that_lost_its_lanes_is_to_be_repaired(tmp_path: Path) -> None:
     assert first.proposals[0].text.startswith("Repair the PCIe link")
     (lanes,) = (each for each in first.diagnosis.supports if each.condition.signal.name == "PCIe lanes lost")
     assert (lanes.value, lanes.culprits) == (0.75, ("GPU 1",))
+    assert "PCIe link of GPU 1" in choose_actions(first, report).fix.text
+    assert not [each for each in first.proposals if each.changes]
 
 
 def test_link_at_a_low_generation_is_named(tmp_path: Path) -> None:
@@ -652,6 +657,12 @@ def test_an_orphan_is_critical_unless_the_server_of_the_page_answers(
     diagnosis = found(report, "engine_orphaned").diagnosis
     assert (diagnosis.severity, diagnosis.culprits) == (severity, ("PID 91 on gpu-7",))
     assert {each.state for each in report.progress} == ({"dead"} if severity == "critical" else {"busy"})
+
+
+def test_an_orphan_that_shows_after_the_death_of_its_server_did_not_begin_later(tmp_path: Path) -> None:
+    report = judge(tmp_path, "engine_dead", lambda t: orphan(t) if t > 40 else ())
+    since = {each.diagnosis.incident.id: each.diagnosis.since for each in report.present}
+    assert since["engine_orphaned"] == since["engine_dead"] == answers(report, time_format(report))[0].since
 
 
 def test_an_engine_of_an_unknown_server_is_a_note_beside_a_dead_server(tmp_path: Path) -> None:
