@@ -23,7 +23,7 @@ from diag.vllm.command import redaction
 from diag.vllm.command.charts import chart_of
 from diag.vllm.command.command import NOTATIONS, Command
 from diag.vllm.command.dockerfile import started_files
-from diag.vllm.command.parse import MOST_BYTES, is_existing
+from diag.vllm.command.parse import MOST_BYTES, is_existing, without_outputs
 from diag.vllm.gpus import visible_gpus
 
 
@@ -191,7 +191,7 @@ def _mentioning(files: Iterable[Path]) -> Iterator[Path]:
     for file in filter(Path.is_file, files):
         try:
             with file.open("rb") as opened:
-                content = opened.read(_MOST_SEARCHED)
+                content = without_outputs(file.name, opened.read(_MOST_SEARCHED))
         except OSError:
             yield file  # reading it again says why it cannot be read
         else:

@@ -2511,6 +2511,19 @@ def test_a_hostile_file_is_read_at_once_or_refused(tmp_path: Path, case: str) ->
     assert time.process_time() - start < 5
 
 
+PICTURES = json.dumps(
+    {
+        "cells": [
+            {
+                "cell_type": "code",
+                "outputs": [{"data": {"image/png": "x" * 2**20}}],
+                "source": ["!vllm serve org/n & ngrok http 8000"],
+            },
+            {"cell_type": "code", "outputs": [{"text": ["vllm\n"] * 2**17}], "source": ["!vllm serve org/m --seed 1"]},
+        ]
+    },
+    indent=1,
+)
 USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a flag that is off by default": ({"r.sh": 'E="${E:-0}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--swap-space 4); fi\nvllm serve org/m "${A[@]}"\n'}, ["vllm serve org/m --seed 1"], "only some branches of the script have --swap-space", [{"removed_flag"}]),  # noqa: E501
     "a flag that is on by default": ({"r.sh": 'E="${E:-1}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--dtype half); fi\nvllm serve org/m "${A[@]}"\n'}, ["--seed 1 --dtype half"], "have --dtype", [set()]),  # noqa: E501
@@ -2667,6 +2680,8 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "entries of a catalogue with what they share": ({"v.yaml": "vllm_defaults: {repository: vllm/vllm-openai, tag: v0.25.1, max_model_len: 64, seed: 1}\nparsers: {a: {tool_call_parser: hermes}, b: {reasoning_parser: qwen3}}\nservices: {ui: web}\ntts: {container_name: t, image: x/tts}\nmodels:\n- {name: n, hf_name: org/m, vllm: {max_num_seqs: 4, max_model_len: 32}}\n- {name: o, hf_name: org/o, vllm: {max_num_seqs: 8}}\n"}, ["vllm/vllm-openai:v0.25.1 serve org/m --max-num-seqs 4 --max-model-len 32 --seed 1", "serve org/o --max-num-seqs 8 --max-model-len 64 --seed 1"], "", [set(), set()]),  # noqa: E501
     "roles of a chart's values": ({"values.yaml": "app:\n  decode: {extraArgs: [--max-model-len, '64', --max-num-seqs=2]}\n  prefill: {extraArgs: [--max-model-len, '32', --max-num-seqs=4]}\nvllm: {on: 1}\n"}, ["vllm serve $MODEL --max-model-len 64 --max-num-seqs=2", "vllm serve $MODEL --max-model-len 32 --max-num-seqs=4"], "", [set(), set()]),  # noqa: E501
     "an extra that the image lacks": ({"c.yaml": "services:\n  v:\n    image: ${I:-vllm/vllm-openai:v0.25.1}\n    ipc: host\n    entrypoint: [sh, -c]\n    command: [\"pip install 'vllm[audio]'; vllm serve org/m --seed ${S:-1}\"]\n"}, ["vllm serve org/m --seed"], "", [set()]),  # noqa: E501
+    "a notebook whose outputs are larger than a launch may be": ({"a.ipynb": PICTURES}, ["vllm serve org/n", "vllm serve org/m --seed 1"], "", [set()] * 2),  # noqa: E501
+    "a command between three quotation marks on one line of a guide": ({"g.md": "```ssh host```\n\n```sh\nvllm serve org/m --seed 1\n```\ntext\n```\nls\n```\n"}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -112,6 +112,9 @@ def elsewhere(words: Sequence[str]) -> str:
 
 
 MOST_BYTES = 2**20
+MOST_NOTEBOOK = 2**24
+"""Bytes of a notebook with its outputs, such as pictures, which are dropped before MOST_BYTES is applied."""
+_OUTPUTS = re.compile(rb'(?m)^([ ]{0,16})("(?:outputs|attachments|widgets)": )[\[{]\r?\n(?:\1[ ].*\n)*+\1[\]}]')
 _MOST_WORDS = 2**10
 """Words of an array, since an array may be made of arrays."""
 MOST_ARGUMENTS = 10_000
@@ -135,7 +138,7 @@ _OF_ITS_IMAGE = re.compile(r"(?m)^FROM[ \t]+\S*vllm/vllm-|^[ -]*image:[ \t]*[\"'
 _ENV_DEFAULT = re.compile(r"\bos\.(?:environ\.get|getenv)\(\s*[\"']\w+[\"'],\s*([\"'][^\"'\n]*[\"'])\s*\)")
 _BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
 _TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
-_BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _DIRECTIVE = re.compile(NOTATIONS["patterns"]["parse_directive"])
 _INSTALLS_ANY = re.compile(NOTATIONS["patterns"]["parse_installs_any"])
 _INSTALLING: Sequence[str] = NOTATIONS["installing"]
@@ -298,16 +301,27 @@ def _content(name: str) -> bytes | None:
         if not Path(name).is_file():
             return None
         with Path(name).open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1)
+            content = opened.read((MOST_NOTEBOOK if name.endswith(".ipynb") else MOST_BYTES) + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno != 36:  # a long command is no name of a file
             raise BadUsage(f"{name} cannot be read: {error.strerror}") from error
         return None
+    content = without_outputs(name, content)
     if len(content) > MOST_BYTES:
-        raise BadUsage(f"{name} cannot be read: it is larger than {MOST_BYTES // 2**20} MiB")
+        rest = " without its outputs" if name.endswith(".ipynb") else ""
+        raise BadUsage(f"{name} cannot be read: it is larger than {MOST_BYTES // 2**20} MiB{rest}")
     if b"\0" in content:
         raise BadUsage(f"{name} is not a text file with a command")
     return content
+
+
+def without_outputs(name: str, content: bytes) -> bytes:
+    """Return a notebook that is too large without the outputs of its cells, which begin and end on lines of their own.
+
+    The content of any other file, and of a notebook beyond its own bound, stays.
+    """
+    is_large = name.endswith(".ipynb") and MOST_BYTES < len(content) <= MOST_NOTEBOOK
+    return _OUTPUTS.sub(rb"\1\2[]", content) if is_large else content
 
 
 def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Command, ...]:
