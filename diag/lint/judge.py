@@ -399,7 +399,7 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield f"flags added or removed after {versions()[-1]}, the newest known release"
     if "$" in command.config:
         yield "the --config file: a shell fills in its name"
-    elif command.config and command.elsewhere:
+    elif command.config and command.elsewhere and all(option.words for option in command.given):
         yield f"the --config file: it is {command.elsewhere}"
     if not is_known(version):
         yield f"flags of releases before {versions()[0]}, the oldest known: judged by it, but for names that it lacks"

@@ -2682,6 +2682,9 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "an extra that the image lacks": ({"c.yaml": "services:\n  v:\n    image: ${I:-vllm/vllm-openai:v0.25.1}\n    ipc: host\n    entrypoint: [sh, -c]\n    command: [\"pip install 'vllm[audio]'; vllm serve org/m --seed ${S:-1}\"]\n"}, ["vllm serve org/m --seed"], "", [set()]),  # noqa: E501
     "a notebook whose outputs are larger than a launch may be": ({"a.ipynb": PICTURES}, ["vllm serve org/n", "vllm serve org/m --seed 1"], "", [set()] * 2),  # noqa: E501
     "a command between three quotation marks on one line of a guide": ({"g.md": "```ssh host```\n\n```sh\nvllm serve org/m --seed 1\n```\ntext\n```\nls\n```\n"}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "a --config file beside a script": ({"r.sh": "vllm serve \\\n  --config c.yaml --seed 1\n", "c.yaml": "model: org/m\nswap-space: 4\nseed: 2\n"}, ["vllm serve org/m --swap-space 4 --seed 1"], "", [{"removed_flag"}]),  # noqa: E501
+    "a --config file in the folder that a script changes into": ({"r.sh": 'cd "$(dirname "$0")/d"\nvllm serve org/n --config c.yaml\n', "d/c.yaml": "model: org/m\nseed: 1\n", "c.yaml": "seed: 2\n"}, ["vllm serve org/n --seed 1"], "", [set()]),  # noqa: E501
+    "a --config file beside a guide, and those of others": ({"g.md": "```\nvllm serve --config c.yaml\n```\n```\nlitellm --config c.yaml\ndocker run -d vllm/vllm-openai:v0.25.1 --config c.yaml --model org/n\n```\n", "c.yaml": "model: org/m\nseed: 1\n"}, ["vllm serve org/m --seed 1", "--config c.yaml --model org/n"], "", [set()] * 2),  # noqa: E501
 }  # fmt: skip
 
 
@@ -2710,6 +2713,14 @@ def test_what_a_launch_does_by_default_is_read(tmp_path: Path) -> None:
         if not is_read or note not in notes or [names - around for names in found] != rules:
             wrong[case] = (read, notes, found)
     assert not wrong
+
+
+def test_a_config_file_that_is_read_is_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    servers = laid(
+        tmp_path, {"s.py": 'import os\nos.system("vllm serve --config c.yaml")\n', "c.yaml": "model: org/m\n"}
+    )
+    assert (servers[0]["model"], [text for text in servers[0]["not_checked"] if "--config" in text]) == ("org/m", [])
 
 
 def test_a_value_that_is_replaced_by_a_variable_yields_no_error(tmp_path: Path) -> None:

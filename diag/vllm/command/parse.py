@@ -19,7 +19,7 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, inner, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, text_of, with_config, with_scripts
+from diag.vllm.command.dockerfile import GUIDES, STARTS_SCRIPT, built, called, text_of, with_config, with_scripts
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.modules import with_constants
@@ -142,8 +142,6 @@ _BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*$"
 _DIRECTIVE = re.compile(NOTATIONS["patterns"]["parse_directive"])
 _INSTALLS_ANY = re.compile(NOTATIONS["patterns"]["parse_installs_any"])
 _INSTALLING: Sequence[str] = NOTATIONS["installing"]
-GUIDES = (".md", ".mdx", ".markdown", ".rst")
-"""Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _MORE = re.compile(r"(?<!\S)(?:\.\.\.|…)(?!\S)")
 _TREE = re.compile(r"^(?:.*[├└│]|[^#\n]*→).*$", re.MULTILINE)
