@@ -2511,6 +2511,7 @@ def test_a_hostile_file_is_read_at_once_or_refused(tmp_path: Path, case: str) ->
     assert time.process_time() - start < 5
 
 
+PUBLIC = LABELS.replace("args:", "%s, args:") + "---\n" + NODE_PORT % "v"
 PICTURES = json.dumps(
     {
         "cells": [
@@ -2539,7 +2540,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a usage that ends the script decides nothing": ({"r.sh": 'case "$1" in a) M=org/a ;; *) echo usage; exit 1 ;; esac\nvllm serve "$M"\n'}, ["vllm serve org/a"], "", [set()]),  # noqa: E501
     "a default that names another": ({"r.sh": 'B=/models\nN="${1:-m-9b}"\nD="${D:-$B/$N}"\nvllm serve "$D" --seed 1\n'}, ["vllm serve /models/m-9b"], "", [set()]),  # noqa: E501
     "a folder whose root is unknown": ({"r.sh": 'R="$(pwd)"\nvllm serve "$R/out/m" --seed 1\n'}, ["vllm serve $R/out/m --seed 1"], "", [set()]),  # noqa: E501
-    "a script within -c has the variables around it": ({"r.sh": 'M="${M:-org/m}"\ndocker run --gpus all -v c:/root/.cache vllm/vllm-openai:v0.25.1 bash -lc "vllm serve $M --seed 1"\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "a script within -c has the variables around it": ({"r.sh": 'M="${M:-org/m}"\ndocker run --entrypoint="" --gpus all -v c:/root/.cache vllm/vllm-openai:v0.25.1 bash -lc "vllm serve $M --seed 1"\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
     "options of an array that may be unset": ({"r.sh": 'A=(--seed 1)\nvllm serve org/m ${A[@]+"${A[@]}"}\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
     "a here-document names the variables of its script": ({"r.sh": 'I="vllm/vllm-openai:v0.16.0"\nC=$(cat <<EOF\nset -e\ndocker run --gpus all $I --model org/m --swap-space 4\nEOF\n)\nssh h "$C"\n'}, ["docker run --gpus all"], "", [{"no_effect"}]),  # noqa: E501
     "defaults of options, parameters and the environment": ({"s.py": PYTHON}, ["python3 -m vllm.entrypoints.openai.api_server --model org/Model-7B --served-model-name model-7b --seed ${SEED:-5} --enable-prefix-caching"], "have --enable-prefix-caching, --quantization, --enforce-eager, --tensor-parallel-size", [{"key_in_the_arguments"}]),  # noqa: E501
@@ -2685,6 +2686,13 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a --config file beside a script": ({"r.sh": "vllm serve \\\n  --config c.yaml --seed 1\n", "c.yaml": "model: org/m\nswap-space: 4\nseed: 2\n"}, ["vllm serve org/m --swap-space 4 --seed 1"], "", [{"removed_flag"}]),  # noqa: E501
     "a --config file in the folder that a script changes into": ({"r.sh": 'cd "$(dirname "$0")/d"\nvllm serve org/n --config c.yaml\n', "d/c.yaml": "model: org/m\nseed: 1\n", "c.yaml": "seed: 2\n"}, ["vllm serve org/n --seed 1"], "", [set()]),  # noqa: E501
     "a --config file beside a guide, and those of others": ({"g.md": "```\nvllm serve --config c.yaml\n```\n```\nlitellm --config c.yaml\ndocker run -d vllm/vllm-openai:v0.25.1 --config c.yaml --model org/n\n```\n", "c.yaml": "model: org/m\nseed: 1\n"}, ["vllm serve org/m --seed 1", "--config c.yaml --model org/n"], "", [set()] * 2),  # noqa: E501
+    "an init before the script of an image": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY run.sh /go.sh\nENTRYPOINT ["/usr/bin/tini", "-g", "-e", "143", "--", "/go.sh"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "a shell for the image's own entry point": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.25.1\nCMD ["sh", "-c", "vllm serve org/m --seed 1"]\n'}, ["vllm serve org/m --seed 1"], "", [{"entry_point_repeated"}]),  # noqa: E501
+    "a shell in the place of the image's entry point": ({"c.yaml": "services: {v: {image: 'vllm/vllm-openai:v0.25.1', ipc: host, gpus: all, entrypoint: '', command: [sh, -c, vllm serve org/m --seed 1]}}\n"}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "a probe of the root": ({"d.yaml": pod("org/m", ", livenessProbe: {httpGet: {path: /, port: 8000}, initialDelaySeconds: 900}")}, ["vllm-openai:v0.25.1 org/m"], "", [{"probe_of_another_path"}]),  # noqa: E501
+    "variables of nothing hold no key": ({"d.yaml": PUBLIC % "envFrom: []" , "e.yaml": PUBLIC % "envFrom: [{secretRef: {name: s}}]"}, ["org/m"] * 2, "", [{"public_without_a_key"}, set()]),  # noqa: E501
+    "a port against a Service named vllm": ({"d.yaml": pod("org/m", ", env: [{name: VLLM_PORT, value: '0'}]") + "---\nkind: Service\nmetadata: {name: vllm}\n"}, ["org/m"], "", [set()]),  # noqa: E501
+    "a method that a release lacks is one fact": ({"r.sh": "vllm serve Qwen/Qwen3-8B --quantization bitsandbytes\n"}, ["--quantization bitsandbytes"], "", [{"quantization_removed"}]),  # noqa: E501
 }  # fmt: skip
 
 
@@ -2710,7 +2718,11 @@ def test_what_a_launch_does_by_default_is_read(tmp_path: Path) -> None:
             if "branches" in text or "value" in text or "words" in text
         )
         is_read = len(servers) == len(texts) and all(map(str.__contains__, read, texts))
-        if not is_read or note not in notes or [names - around for names in found] != rules:
+        if (
+            not is_read
+            or note not in notes
+            or [names - (around - wanted) for names, wanted in zip(found, rules, strict=False)] != rules
+        ):
             wrong[case] = (read, notes, found)
     assert not wrong
 

@@ -226,7 +226,7 @@ def _mounted(place: str, text: str, file: Path) -> Path | None:
 
 
 def _configs(text: str, file: Path) -> Iterator[tuple[re.Match[str], Path, str]]:
-    """Yield where a text names a --config file beside, or one that its container gets, with the file and the command."""
+    """Yield where a text names a --config file beside, or one that its container gets, the file and the command."""
     is_read = file.suffix in (*CALLERS, *GUIDES) or is_dockerfile(text)
     for named in islice(_CONFIG.finditer(text) if is_read and "--config" in text else (), _MOST_SCRIPTS):
         start = max((line.end() for line in _ENDED.finditer(text, 0, named.start())), default=0)
