@@ -631,7 +631,7 @@ TABLE = {
         "c.yaml",
         compose(
             service(
-                "sh -c 'vllm serve m --port $$VLLM_SEED'",
+                "''\n    entrypoint: sh -c 'vllm serve m --port $$VLLM_SEED'",
                 "environment: [VLLM_SWAP_SPACE=4, VLLM_SEED=1, VLLM_OF_OURS=1]",
                 GPU % "count: 1",
             )
@@ -2511,6 +2511,34 @@ def test_a_hostile_file_is_read_at_once_or_refused(tmp_path: Path, case: str) ->
     assert time.process_time() - start < 5
 
 
+PATHS = """import os, sys, shutil, subprocess
+from pathlib import Path
+BIN = Path(sys.executable).parent
+TOOL = BIN / "vllm"
+subprocess.run([f"{BIN}/vllm", "serve", "org/a", "--port", "1"])
+subprocess.run([os.path.join(BIN, "vllm"), "serve", "org/b", "--port", "2"])
+subprocess.run([str(BIN / "vllm"), "serve", "org/c", "--port", "3"])
+subprocess.run([shutil.which("vllm") or "vllm", "serve", "org/d", "--port", "4"])
+subprocess.run([TOOL, "serve", "org/e", "--port", "5"])
+subprocess.run([f"{BIN}/ollama", "serve", "org/f", "--port", "6"])
+"""
+KEYED = """import os
+from vllm import LLM
+def load(length=None, dev="auto", old=True):
+    if dev not in ("", "auto"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = dev
+    if old:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    kw = {"model": "org/m", "seed": 1}
+    kw["dtype"] = "half"
+    if length:
+        kw["max_model_len"] = length
+    if os.path.exists("seed"):
+        kw["seed"] = 2
+    if False:
+        kw["block_size"] = 8
+    return LLM(**kw)
+"""
 PUBLIC = LABELS.replace("args:", "%s, args:") + "---\n" + NODE_PORT % "v"
 PICTURES = json.dumps(
     {
@@ -2693,6 +2721,8 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "variables of nothing hold no key": ({"d.yaml": PUBLIC % "envFrom: []" , "e.yaml": PUBLIC % "envFrom: [{secretRef: {name: s}}]"}, ["org/m"] * 2, "", [{"public_without_a_key"}, set()]),  # noqa: E501
     "a port against a Service named vllm": ({"d.yaml": pod("org/m", ", env: [{name: VLLM_PORT, value: '0'}]") + "---\nkind: Service\nmetadata: {name: vllm}\n"}, ["org/m"], "", [set()]),  # noqa: E501
     "a method that a release lacks is one fact": ({"r.sh": "vllm serve Qwen/Qwen3-8B --quantization bitsandbytes\n"}, ["--quantization bitsandbytes"], "", [{"quantization_removed"}]),  # noqa: E501
+    "a program whose path is an expression": ({"s.py": PATHS}, [f"vllm serve org/{name}" for name in "abcde"], "", [set()] * 5),  # noqa: E501
+    "keys of a dict that branches set": ({"s.py": KEYED}, ["CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve org/m --seed $SEED --dtype half $MAX_MODEL_LEN"], "$MAX_MODEL_LEN, which", [set()]),  # noqa: E501
 }  # fmt: skip
 
 
