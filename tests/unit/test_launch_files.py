@@ -1650,6 +1650,10 @@ SHOWN_PART = {"Chart.yaml": "name: c\n", "values.yaml": PART, "templates/s.yaml"
         ({"m.toml": 'a = "LLM("\n[services.v]\ncommand = "vllm-x"\n'}, "no command that starts a vLLM server"),
         ({**SHOWN_PART, "templates/s.yaml": "a: '{{ .Values.a }}'\n"}, "no launch of vLLM"),
         ({"d.yaml": "kind: CustomResourceDefinition\nspec: {description: python3 -m vllm.entrypoints.api}\n"}, "no co"),
+        (
+            {"c.yaml": "services: {v: {build: ., command: [org/m, --enable-lora]}}\n"},
+            "the service v starts cannot be told",
+        ),
         ({"t.env": "MODEL_ID=org/m\nSERVED_MODEL_NAME=m\nA=1\nB=2\nC=3\n"}, "no command"),
         ({"p.yaml": "kind: Pod\nm: {{ .Release.Name }}\nspec: {containers: [{image: vllm-sim:1}]}\n"}, "no container"),
     ],
@@ -1658,6 +1662,7 @@ SHOWN_PART = {"Chart.yaml": "name: c\n", "values.yaml": PART, "templates/s.yaml"
         "a form that is not read",
         "a part of a chart that nothing starts",
         "a schema that describes a command",
+        "a service whose Dockerfile is elsewhere",
         "variables of another program",
         "a template without vLLM",
     ],
@@ -2723,6 +2728,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a method that a release lacks is one fact": ({"r.sh": "vllm serve Qwen/Qwen3-8B --quantization bitsandbytes\n"}, ["--quantization bitsandbytes"], "", [{"quantization_removed"}]),  # noqa: E501
     "a program whose path is an expression": ({"s.py": PATHS}, [f"vllm serve org/{name}" for name in "abcde"], "", [set()] * 5),  # noqa: E501
     "keys of a dict that branches set": ({"s.py": KEYED}, ["CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve org/m --seed $SEED --dtype half $MAX_MODEL_LEN"], "$MAX_MODEL_LEN, which", [set()]),  # noqa: E501
+    "names that another program replaces": ({"r.sh": "vllm serve __MODEL__ --seed @SEED@ --port %PORT%\n"}, ["vllm serve __MODEL__"], "the values of --seed, --port", [set()]),  # noqa: E501
 }  # fmt: skip
 
 

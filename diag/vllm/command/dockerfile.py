@@ -347,6 +347,13 @@ def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:
     return (inline, place) if isinstance(inline, str) else (text_of(place), place)
 
 
+def unbuilt(documents: Sequence[Any], file: Path) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the services of a Compose file whose Dockerfile is not beside it, each with the words for its program."""
+    for name, node in (pair for one in documents for pair in inner(one, "services").items()):
+        if isinstance(node, dict) and "build" in node and not _of_build(node, file)[0]:
+            yield str(name), split(node.get("command"))
+
+
 def _builds(text: str, file: Path) -> dict[Path, str]:
     """Return the Dockerfiles beside a Compose file that its services are built of."""
     services = [node for one in parse_yaml(text, file.name) for node in inner(one, "services").values()]

@@ -19,7 +19,16 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, inner, read_run, run_place
-from diag.vllm.command.dockerfile import GUIDES, STARTS_SCRIPT, built, called, text_of, with_config, with_scripts
+from diag.vllm.command.dockerfile import (
+    GUIDES,
+    STARTS_SCRIPT,
+    built,
+    called,
+    text_of,
+    unbuilt,
+    with_config,
+    with_scripts,
+)
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.modules import with_constants
@@ -340,6 +349,12 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
     if manifests.is_manifest(documents) or text.isspace() or sum(flags) * 2 < len(flags):
+        for name, words in unbuilt(documents, file):
+            is_vllms = sum(word.startswith("--") and bool(understood(word)) for word in words[:MOST_ARGUMENTS]) > 1
+            told = (
+                f"what the service {redaction.name(name)} starts cannot be told: its Dockerfile is not beside the file"
+            )
+            raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {told}")
         why = manifests.template(text) if manifests.is_hidden(documents) else ""
         none = "has no container that starts vLLM, and is no file for --config: give the command itself"
         raise (BadUsage if why else NoLaunch)(f"{file}: {why}" if why else f"{file} {none}")
