@@ -2730,6 +2730,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "keys of a dict that branches set": ({"s.py": KEYED}, ["CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve org/m --seed $SEED --dtype half $MAX_MODEL_LEN"], "$MAX_MODEL_LEN, which", [set()]),  # noqa: E501
     "names that another program replaces": ({"r.sh": "vllm serve __MODEL__ --seed @SEED@ --port %PORT%\n"}, ["vllm serve __MODEL__"], "the values of --seed, --port", [set()]),  # noqa: E501
     "a template of a chart whose values alone name vLLM": ({"Chart.yaml": "name: c\n", "values.yaml": "image: vllm/vllm-openai:v0.25.1\n", "templates/d.yaml": POD.replace("'vllm/vllm-openai:v0.25.1'", "'{{ .Values.image }}'").replace("vllm,", "main,") % "[org/m, --seed=1]"}, ["vllm-openai:v0.25.1 org/m --seed=1"], "", [set()]),  # noqa: E501
+    "variables for Apptainer's container": ({"r.sbatch": "export APPTAINERENV_SEED=1\nSINGULARITYENV_CUDA_VISIBLE_DEVICES=1 apptainer exec --nv v.sif vllm serve org/m --tensor-parallel-size 2\n"}, ["vllm serve org/m --tensor-parallel-size 2"], "", [{"fewer_visible_than_ranks"}]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -186,6 +186,8 @@ _ADDED, _IS_COMMAND = re.compile(r"([A-Za-z_]\w*)\+="), re.compile(r"vllm|^\s*--
 _USED_ARRAY = re.compile(r"\{(\w+)\[")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
 _MOST_BRANCHES = 8
+_APPTAINER = re.compile(r"(?:\S*/)?(?:apptainer|singularity)")
+_OF_APPTAINER = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(\w+)")
 _MOST_STEPS = 25_000
 """Commands of all ways through the branches of a script, together: its usual way is always read."""
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
@@ -962,6 +964,10 @@ def _find_servers(
     Flags alone are a server's if `is_alone`: the text has no other command.
     """
     start = _serve_end(words)
+    if any(_APPTAINER.fullmatch(word) for word in words[:_MOST_WORDS]):
+        around = {**environment, **_assignments(words)}.items()
+        inside = ((_OF_APPTAINER.fullmatch(name), value) for name, value in around)
+        environment = {**environment, **{name[1]: value for name, value in inside if name}}
     if len(words) > MOST_ARGUMENTS and (is_alone or start is not None or run_place(words) is not None):
         raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
