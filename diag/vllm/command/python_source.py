@@ -293,14 +293,17 @@ class _Values:
             if keyword.arg:
                 arguments[keyword.arg] = self._known(keyword.value, keyword.arg)
                 continue
-            inner = self._inner(keyword.value)
+            named = keyword.value.id if isinstance(keyword.value, ast.Name) else ""
+            keyed = self._keyed.get(named, ()) if named in self._values and named not in self._bound else ()
+            keyed = keyed if self._left > 0 else ()
+            self._left -= bool(keyed)
+            inner = self._inner(self._values[named] if keyed else keyword.value)
             if inner is None or depth > _DEEPEST:
                 unseen.append(_variable(_named(keyword.value)))
             else:
                 names, more = self._arguments(inner, depth + 1)
                 arguments |= names
                 unseen += more
-                keyed = self._keyed.get(keyword.value.id, ()) if isinstance(keyword.value, ast.Name) else ()
                 for statement in keyed[:_MOST_ENGINES]:
                     name, is_taken = statement.targets[0].slice.value, self._is_taken(statement)  # type: ignore[attr-defined]
                     if is_taken:
@@ -316,8 +319,7 @@ class _Values:
         if isinstance(node, ast.Name):
             self._left -= 1
             value = self._bound.get(node.id, self._values.get(node.id, self._options.get(f"{node.id}=")))
-            is_hidden = node.id in self._changed and node.id not in self._keyed
-            value = None if is_hidden or self._left < 0 else value
+            value = None if node.id in self._changed or self._left < 0 else value
             return self._inner(value) if value is not None and not isinstance(value, ast.Name) else None
         if isinstance(node, ast.Call) and _names(node.func) == ("dict", "dict") and not node.args:
             return node.keywords
