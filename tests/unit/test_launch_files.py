@@ -2731,6 +2731,8 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "names that another program replaces": ({"r.sh": "vllm serve __MODEL__ --seed @SEED@ --port %PORT%\n"}, ["vllm serve __MODEL__"], "the values of --seed, --port", [set()]),  # noqa: E501
     "a template of a chart whose values alone name vLLM": ({"Chart.yaml": "name: c\n", "values.yaml": "image: vllm/vllm-openai:v0.25.1\n", "templates/d.yaml": POD.replace("'vllm/vllm-openai:v0.25.1'", "'{{ .Values.image }}'").replace("vllm,", "main,") % "[org/m, --seed=1]"}, ["vllm-openai:v0.25.1 org/m --seed=1"], "", [set()]),  # noqa: E501
     "variables for Apptainer's container": ({"r.sbatch": "export APPTAINERENV_SEED=1\nSINGULARITYENV_CUDA_VISIBLE_DEVICES=1 apptainer exec --nv v.sif vllm serve org/m --tensor-parallel-size 2\n"}, ["vllm serve org/m --tensor-parallel-size 2"], "", [{"fewer_visible_than_ranks"}]),  # noqa: E501
+    "a range of releases that a project admits": ({"a/r.sh": "uv run vllm serve org/m --swap-space 4\n", "pyproject.toml": 'dependencies = ["vllm>=0.9.0,<0.11"]\n'}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "a container of a chart whose name is changed": ({"Chart.yaml": "name: c\n", "values.yaml": "n: org/M\nimage: vllm/vllm-openai:v0.25.1\n", "templates/d.yaml": "a: {{ .Values.n | lower }}\n" + POD.replace("'vllm/vllm-openai:v0.25.1'", "'{{ .Values.image }}'").replace("vllm,", 'v-{{ .Values.n | replace "/" "-" | lower }},') % "[org/m]"}, ["vllm-openai:v0.25.1 org/m"], "", [{"weights_are_downloaded_again"}]),  # noqa: E501
 }  # fmt: skip
 
 

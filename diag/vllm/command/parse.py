@@ -1,5 +1,6 @@
 """Parse a launch of vLLM: the words of a shell script, and each notation of `writings` as such words."""
 
+import operator
 import re
 import shlex
 import textwrap
@@ -48,7 +49,7 @@ from diag.vllm.command.shell import (
     statements,
 )
 from diag.vllm.command.writings import EXPECTED, notation, writings
-from diag.vllm.flags.registry import understood
+from diag.vllm.flags.registry import release, understood, versions
 
 _IMAGE = re.compile(
     r"(?i)(?:\S*/)?[\w.-]*vllm[\w.-]*(?::(?:\$\{[^{}]*\}|\$(?!\{)|[^\s$])+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?"
@@ -140,6 +141,8 @@ _HELD = re.compile(NOTATIONS["patterns"]["parse_held"])
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(NOTATIONS["patterns"]["parse_pinned"])
 _AT_LEAST, _REMARK = re.compile(r"\bvllm(?:\[[\w,-]+\])?>="), re.compile(r"(?m)^[ \t]*#.*$")
+_ADMITTED = re.compile(NOTATIONS["patterns"]["parse_admitted"])
+_COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "!=": operator.ne}
 _RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
 _BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
 _IS_DOCKERFILE = re.compile(r"(?m)^ENTRYPOINT[ \t]")
@@ -264,20 +267,34 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     unnamed = [not (one.image or one.pinned or one.beside) for one in started]
     if is_yaml or not any(unnamed) or _INSTALLS_ANY.search(text):
         return started
-    release, by = _of_project(file.absolute())
+    project, by = _of_project(file.absolute())
     pairs = zip(started, unnamed, strict=True)
-    return tuple(one._replace(beside=release, beside_by=by) if is_unnamed else one for one, is_unnamed in pairs)
+    return tuple(one._replace(beside=project, beside_by=by) if is_unnamed else one for one, is_unnamed in pairs)
 
 
 def _of_project(file: Path) -> tuple[str, str]:
     """Return the release of vLLM that the files of a project beside a launch, or in the folder above, install."""
     for folder in (file.parent, file.parent.parent):
         texts = {name: text for name in _INSTALLING if (text := text_of(folder / name)) and "vllm" in text}
-        named = ((next(filter(None, _named(text)), ""), name) for name, text in reversed(texts.items()))
-        releases = {release: name for release, name in named if release}
+        last_first = [*reversed(texts.items())]
+        named = ((next(filter(None, _named(text)), ""), f"named by {name}") for name, text in last_first)
+        able = ((_newest(text), f"the newest of the range in {name}") for name, text in last_first)
+        releases = {one: by for one, by in named if one} or {one: by for one, by in able if one}
         if releases or (folder / ".git").exists():
             return next(iter(releases.items())) if len(releases) == 1 else ("", "")
     return "", ""
+
+
+def _newest(text: str) -> str:
+    """Return the newest known release in the range of vLLM that a project admits; "" without an upper end."""
+    ranges = {one[1] for one in islice(_ADMITTED.finditer(_REMARK.sub("", text)), MOST_DOCUMENTS)}
+    bounds = re.findall(r"([<>!]=?)\s*(\d+(?:\.\d+)*)", ranges.pop()) if len(ranges) == 1 else []
+    able = (
+        version
+        for version in reversed(versions() if any(sign[0] == "<" for sign, _ in bounds) else ())
+        if all(_COMPARED[sign](release(version), release(f"{end}.0")) for sign, end in bounds)
+    )
+    return next(able, "")
 
 
 def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[Command, ...]:
