@@ -2733,6 +2733,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "variables for Apptainer's container": ({"r.sbatch": "export APPTAINERENV_SEED=1\nSINGULARITYENV_CUDA_VISIBLE_DEVICES=1 apptainer exec --nv v.sif vllm serve org/m --tensor-parallel-size 2\n"}, ["vllm serve org/m --tensor-parallel-size 2"], "", [{"fewer_visible_than_ranks"}]),  # noqa: E501
     "a range of releases that a project admits": ({"a/r.sh": "uv run vllm serve org/m --swap-space 4\n", "pyproject.toml": 'dependencies = ["vllm>=0.9.0,<0.11"]\n'}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
     "a container of a chart whose name is changed": ({"Chart.yaml": "name: c\n", "values.yaml": "n: org/M\nimage: vllm/vllm-openai:v0.25.1\n", "templates/d.yaml": "a: {{ .Values.n | lower }}\n" + POD.replace("'vllm/vllm-openai:v0.25.1'", "'{{ .Values.image }}'").replace("vllm,", 'v-{{ .Values.n | replace "/" "-" | lower }},') % "[org/m]"}, ["vllm-openai:v0.25.1 org/m"], "", [{"weights_are_downloaded_again"}]),  # noqa: E501
+    "an image that is pulled beside a wheel": ({"r.sh": "pip install vllm\ndocker pull vllm/vllm-openai:v0.10.2\nvllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"removed_flag", "vllm_not_pinned"}]),  # noqa: E501
 }  # fmt: skip
 
 

@@ -554,6 +554,8 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
     text = _ENV_DEFAULT.sub(r"\1", _REMARK.sub("", text) if _AT_LEAST.search(text) else text)
+    if "docker pull" in text and _INSTALLS_ANY.search(text):  # what is installed is not what is pulled
+        text = re.sub(r"docker pull[^\n]*", "", text)
     for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:MOST_DOCUMENTS]:
         assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name} *(?:: *\w+ *)?:?= *[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
@@ -981,10 +983,7 @@ def _find_servers(
     Flags alone are a server's if `is_alone`: the text has no other command.
     """
     start = _serve_end(words)
-    if any(_APPTAINER.fullmatch(word) for word in words[:_MOST_WORDS]):
-        around = {**environment, **_assignments(words)}.items()
-        inside = ((_OF_APPTAINER.fullmatch(name), value) for name, value in around)
-        environment = {**environment, **{name[1]: value for name, value in inside if name}}
+    environment = _inside(words, environment)
     if len(words) > MOST_ARGUMENTS and (is_alone or start is not None or run_place(words) is not None):
         raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
@@ -1024,6 +1023,15 @@ def _find_servers(
         assigned = _assignments(words[:start])
         server = _command(words, start, {**environment, **assigned}, folder, version)
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
+
+
+def _inside(words: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables of a command; to Apptainer's container it gives APPTAINERENV_NAME as NAME."""
+    if not any(_APPTAINER.fullmatch(word) for word in words[:_MOST_WORDS]):
+        return environment
+    pairs = {**environment, **_assignments(words)}.items()
+    given = ((_OF_APPTAINER.fullmatch(name), value) for name, value in pairs)
+    return {**environment, **{name[1]: value for name, value in given if name}}
 
 
 def _of_cloud_run(words: Sequence[str]) -> list[str]:
