@@ -1030,8 +1030,8 @@ def _inside(words: Sequence[str], environment: Mapping[str, str]) -> Mapping[str
     if not any(_APPTAINER.fullmatch(word) for word in words[:_MOST_WORDS]):
         return environment
     pairs = {**environment, **_assignments(words)}.items()
-    given = ((_OF_APPTAINER.fullmatch(name), value) for name, value in pairs)
-    return {**environment, **{name[1]: value for name, value in given if name}}
+    inside = ((_OF_APPTAINER.fullmatch(name), value) for name, value in pairs)
+    return {**environment, **{name[1]: value for name, value in inside if name}}
 
 
 def _of_cloud_run(words: Sequence[str]) -> list[str]:

@@ -679,7 +679,7 @@ class _Source(_Values):
         for node in (each for each in self._lists if id(each) not in taken):
             rest = self._rest.get(id(node))
             words = [*self._list(node), *(self._list(rest) if rest else ())]
-            if words[1:2] == ["serve"] and node.elts and self._is_program(node.elts[0]):
+            if words[1:2] == ["serve"] and node.elts and _is_program(node.elts[0], self._values):
                 words[0] = words[0] if isinstance(node.elts[0], ast.Constant) else "vllm"
             is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
             is_served = words[1:2] == ["serve"] and words[0].rpartition("/")[2] == "vllm"
@@ -697,22 +697,6 @@ class _Source(_Values):
             if (is_script or _COMMAND.match(text)) and len(writings) < _MOST_ENGINES:
                 writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
         yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
-
-    def _is_program(self, node: ast.expr) -> bool:
-        """Return True for an expression that ends in vllm: a path's last part, or the last argument of a call."""
-        for _ in range(_DEEPEST):
-            match node:
-                case ast.Constant(value=str() as text):
-                    return text.rpartition("/")[2] == "vllm"
-                case ast.JoinedStr(values=[*_, last]) | ast.BoolOp(values=[*_, last]) | ast.Call(args=[*_, last]):
-                    node = last
-                case ast.BinOp(op=ast.Add() | ast.Div(), right=last):
-                    node = last
-                case ast.Name(id=name) if name in self._values:
-                    node = self._values[name]
-                case _:
-                    return False
-        return False
 
     def _made_by(self, call: ast.Call, last: str) -> Iterator[tuple[int, Writing]]:
         """Yield the engine of a call, once for each object of the class that makes it when it begins."""
@@ -827,6 +811,23 @@ class _Source(_Values):
         if unseen and not arguments.get("model"):
             arguments["model"] = _variable("model")
         return [*command_line(arguments, self._version), *dict.fromkeys(unseen)]
+
+
+def _is_program(node: ast.expr, values: Mapping[str, ast.expr]) -> bool:
+    """Return True for an expression that ends in vllm: a path's last part, or the last argument of a call."""
+    for _ in range(_DEEPEST):
+        match node:
+            case ast.Constant(value=str() as text):
+                return text.rpartition("/")[2] == "vllm"
+            case ast.JoinedStr(values=[*_, last]) | ast.BoolOp(values=[*_, last]) | ast.Call(args=[*_, last]):
+                node = last
+            case ast.BinOp(op=ast.Add() | ast.Div(), right=last):
+                node = last
+            case ast.Name(id=name) if name in values:
+                node = values[name]
+            case _:
+                return False
+    return False
 
 
 def _is_arguments(words: list[str]) -> bool:
