@@ -551,6 +551,7 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
     return next((at for at, line in enumerate(lines, 1) if place and at not in taken and named.match(line)), 0)
 
 
+@lru_cache(maxsize=4)
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
     text = _ENV_DEFAULT.sub(r"\1", _REMARK.sub("", text) if _AT_LEAST.search(text) else text)
