@@ -22,8 +22,8 @@ from diag.report.lint_formats import FORMATS
 from diag.vllm.command import redaction
 from diag.vllm.command.charts import chart_of
 from diag.vllm.command.command import NOTATIONS, Command
-from diag.vllm.command.dockerfile import started_files
-from diag.vllm.command.parse import MOST_BYTES, is_existing
+from diag.vllm.command.dockerfile import started_files, text_of
+from diag.vllm.command.parse import MOST_BYTES, is_existing, without_outputs
 from diag.vllm.gpus import visible_gpus
 
 
@@ -188,14 +188,20 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _mentioning(files: Iterable[Path]) -> Iterator[Path]:
     """Yield files that mention vLLM, those that are too large to be read if they look like a launch."""
+    charts: dict[Path, bool] = {}  # whether the values of each mention vLLM: its templates may not
     for file in filter(Path.is_file, files):
         try:
             with file.open("rb") as opened:
-                content = opened.read(_MOST_SEARCHED)
+                content = without_outputs(file.name, opened.read(_MOST_SEARCHED))
         except OSError:
             yield file  # reading it again says why it cannot be read
         else:
-            if (_MENTION if len(content) <= MOST_BYTES else _LAUNCH).search(content):
+            is_template = file.parent.name == "templates" and b".Values" in content and b"image:" in content
+            chart = file.parent.parent if is_template else None
+            if chart and chart not in charts:
+                charts[chart] = bool(_VLLM.search(text_of(chart / "values.yaml")))
+            is_filled = chart is not None and charts[chart] and len(content) <= MOST_BYTES
+            if is_filled or (_MENTION if len(content) <= MOST_BYTES else _LAUNCH).search(content):
                 yield file
 
 

@@ -11,7 +11,7 @@ from diag.core.formatting import gibibytes, plural
 from diag.lint.host import memory_ledger
 from diag.lint.rule import HostGpu, HostGpus, LintTarget, Match, is_open, rule
 from diag.lint.terms import all_hold, value_of
-from diag.lint.weights import checkpoint
+from diag.lint.weights import METHODS, checkpoint
 from diag.vllm.devices import lacking, options
 from diag.vllm.gpus import gpus
 from diag.vllm.memory.ledger import WEIGHTS
@@ -106,6 +106,8 @@ def model_does_not_fit(target: LintTarget) -> Iterator[Match]:
     if judged and not is_named and not judged.setup.removed:  # only weights tell, not a share
         weights = next(row.size for row in judged.rows if row.name == WEIGHTS)
         judged = judged if weights and weights.low > largest.memory else None
+    if judged and any(f" has no {name}: " in judged.setup.removed for name in METHODS):
+        return
     if judged and judged.setup.removed:
         is_sure = judged.verdict == "does not fit" and not target.is_assumed
         why, fix = "vLLM refuses an architecture that it has no code for", "Use a release that has it, or another model"

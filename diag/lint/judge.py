@@ -137,7 +137,11 @@ class Judge:
             doubts = [_BY_OTHERS] * (command.writing == VARIABLES)
             for why in doubts if is_known(chosen) else [*doubts, _BY_THE_OLDEST % (versions()[0], chosen)]:
                 findings = ordered(milder(findings, lambda _: True, why))
-            named = _UNNAMED if source in (ASSUMED, UNSTATED) else f", which {command.beside_by or 'the text'} names"
+            named = (
+                _UNNAMED
+                if source in (ASSUMED, UNSTATED)
+                else f", which {command.beside_by.split()[-1] if command.beside_by else 'the text'} names"
+            )
             if target.is_assumed and any(finding.severity == "error" for finding in findings):
                 older = [
                     _of_branches(replace(target, version=version, is_assumed=False, command=before[at]))
@@ -190,7 +194,7 @@ class Judge:
             return named, "the name of the image"
         is_told = not command.image and not (self.here and command.beside_by)  # what is installed here counts more
         if is_told and is_known(command.beside) and _may_exist(command.beside):
-            return command.beside, f"named by {command.beside_by} beside it" if command.beside_by else BESIDE
+            return command.beside, f"{command.beside_by} beside it" if command.beside_by else BESIDE
         installed = parser.version
         for distribution in DISTRIBUTIONS:
             with suppress(PackageNotFoundError):
@@ -399,7 +403,7 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield f"flags added or removed after {versions()[-1]}, the newest known release"
     if "$" in command.config:
         yield "the --config file: a shell fills in its name"
-    elif command.config and command.elsewhere:
+    elif command.config and command.elsewhere and all(option.words for option in command.given):
         yield f"the --config file: it is {command.elsewhere}"
     if not is_known(version):
         yield f"flags of releases before {versions()[0]}, the oldest known: judged by it, but for names that it lacks"

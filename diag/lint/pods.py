@@ -246,7 +246,8 @@ def probe_of_another_path(target: LintTarget) -> Iterator[Match]:
     is_vllms = container and container.is_pod and container.is_whole and not target.build and own
     for name, probe in container.checks.items() if container and is_vllms else ():
         path = probe.path.partition("?")[0]
-        if path and not is_open(path) and not _ANSWERED.fullmatch(path) and probe.port in (0, own):
+        is_answered = _ANSWERED.fullmatch(path) and (path != "/" or probe.by_command)
+        if path and not is_open(path) and not is_answered and probe.port in (0, own):
             yield _failing(name, f"The {name} reads {path}, which vLLM answers with 404", "Use /health")
 
 

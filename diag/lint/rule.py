@@ -145,6 +145,7 @@ class UnknownValue(BadUsage):
 
 _HOLE = re.compile(
     r"[$`]|\{\{|\{[A-Za-z_][\w.]*\}|<[A-Za-z](?:[\w ./:-]*\w)?>|\[[a-z_ ]+\]|%\([a-z]\w*\)s|^(?:\.{3}|…)$"
+    r"|__[A-Z][A-Z0-9_]*__|@[A-Z][A-Z0-9_]*@|%[A-Z][A-Z_]{2,}%|^(?:YOUR|REPLACE|CHANGE)_[A-Z_]+$"  # sed, or a person
 )
 
 

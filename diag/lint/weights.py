@@ -19,6 +19,8 @@ _LOADS = {"awq": _AWQ, "gptq": _GPTQ, **{name: (name,) for name in ("fp8", "comp
 
 Of other values, such as moe_wna16 and humming, which load several kinds of checkpoint, nothing is reported.
 """
+METHODS = ("gguf", "bitsandbytes")
+"""Methods that a release lacks, and `quantization_removed` reports."""
 _FORMATS = ("nvfp4", "fp4", "int4", "int8", "w8a8", "w4a16", "w8a16", "4bit", "8bit")
 """Formats of weights that 0.32.0 and 0.33.0 have no method of that name for."""
 _GGUF = re.compile(r"(?i)(?:\.gguf|-gguf(?::[\w.-]+)?)$")
@@ -76,7 +78,7 @@ def _files(target: LintTarget) -> list[Path]:
 def quantization_removed(target: LintTarget) -> Iterator[Match]:
     wanted, method = target.command.get(_FLAG), checkpoint(target)
     named = "gguf" if _GGUF.search(target.command.model) else ""
-    for name in ("gguf", "bitsandbytes"):
+    for name in METHODS:
         if name in (wanted, method, named) and not at_least(last := removed()[name], target.version):
             whose = f"--quantization {name}" if wanted == name else f"The checkpoint's method, {name},"
             yield Match(f"{whose} was removed: {last} is the last release with it")

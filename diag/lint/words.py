@@ -192,6 +192,9 @@ def _is_own_image(command: Command) -> bool:
     return command.image.rpartition("/")[2].startswith("vllm-openai")
 
 
+_SHELL = re.compile(r"(?:\S*/)?(?:ba|da|z|k)?sh")
+
+
 @rule()
 def entry_point_repeated(target: LintTarget) -> Iterator[Match]:
     command = target.command
@@ -199,6 +202,14 @@ def entry_point_repeated(target: LintTarget) -> Iterator[Match]:
         again = range(command.entry, command.arguments)
         words = " ".join(command.words[at] for at in again)
         yield Match(f"`{words}` after the image, whose entry point starts the server", edits=(Edit(again),))
+    for outer, end in command.around if _is_own_image(command) else ():
+        at = outer.index(command.image) if command.image in outer[:end] else end
+        before, after = outer[:at], outer[at + 1 : end]
+        if after and _SHELL.fullmatch(after[0]) and not any(word.startswith("--entrypoint") for word in before):
+            yield Match(
+                f"`{' '.join(after)}` after the image, whose entry point starts the server",
+                fix="Make the shell the container's entry point, such as with --entrypoint",
+            )
 
 
 @rule()

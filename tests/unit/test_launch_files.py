@@ -631,7 +631,7 @@ TABLE = {
         "c.yaml",
         compose(
             service(
-                "sh -c 'vllm serve m --port $$VLLM_SEED'",
+                "''\n    entrypoint: sh -c 'vllm serve m --port $$VLLM_SEED'",
                 "environment: [VLLM_SWAP_SPACE=4, VLLM_SEED=1, VLLM_OF_OURS=1]",
                 GPU % "count: 1",
             )
@@ -1650,6 +1650,10 @@ SHOWN_PART = {"Chart.yaml": "name: c\n", "values.yaml": PART, "templates/s.yaml"
         ({"m.toml": 'a = "LLM("\n[services.v]\ncommand = "vllm-x"\n'}, "no command that starts a vLLM server"),
         ({**SHOWN_PART, "templates/s.yaml": "a: '{{ .Values.a }}'\n"}, "no launch of vLLM"),
         ({"d.yaml": "kind: CustomResourceDefinition\nspec: {description: python3 -m vllm.entrypoints.api}\n"}, "no co"),
+        (
+            {"c.yaml": "services: {v: {build: ., command: [org/m, --enable-lora]}}\n"},
+            "the service v starts cannot be told",
+        ),
         ({"t.env": "MODEL_ID=org/m\nSERVED_MODEL_NAME=m\nA=1\nB=2\nC=3\n"}, "no command"),
         ({"p.yaml": "kind: Pod\nm: {{ .Release.Name }}\nspec: {containers: [{image: vllm-sim:1}]}\n"}, "no container"),
     ],
@@ -1658,6 +1662,7 @@ SHOWN_PART = {"Chart.yaml": "name: c\n", "values.yaml": PART, "templates/s.yaml"
         "a form that is not read",
         "a part of a chart that nothing starts",
         "a schema that describes a command",
+        "a service whose Dockerfile is elsewhere",
         "variables of another program",
         "a template without vLLM",
     ],
@@ -2511,6 +2516,48 @@ def test_a_hostile_file_is_read_at_once_or_refused(tmp_path: Path, case: str) ->
     assert time.process_time() - start < 5
 
 
+PATHS = """import os, sys, shutil, subprocess
+from pathlib import Path
+BIN = Path(sys.executable).parent
+TOOL = BIN / "vllm"
+subprocess.run([f"{BIN}/vllm", "serve", "org/a", "--port", "1"])
+subprocess.run([os.path.join(BIN, "vllm"), "serve", "org/b", "--port", "2"])
+subprocess.run([str(BIN / "vllm"), "serve", "org/c", "--port", "3"])
+subprocess.run([shutil.which("vllm") or "vllm", "serve", "org/d", "--port", "4"])
+subprocess.run([TOOL, "serve", "org/e", "--port", "5"])
+subprocess.run([f"{BIN}/ollama", "serve", "org/f", "--port", "6"])
+"""
+KEYED = """import os
+from vllm import LLM
+def load(length=None, dev="auto", old=True):
+    if dev not in ("", "auto"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = dev
+    if old:
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    kw = {"model": "org/m", "seed": 1}
+    kw["dtype"] = "half"
+    if length:
+        kw["max_model_len"] = length
+    if os.path.exists("seed"):
+        kw["seed"] = 2
+    if False:
+        kw["block_size"] = 8
+    return LLM(**kw)
+"""
+PUBLIC = LABELS.replace("args:", "%s, args:") + "---\n" + NODE_PORT % "v"
+PICTURES = json.dumps(
+    {
+        "cells": [
+            {
+                "cell_type": "code",
+                "outputs": [{"data": {"image/png": "x" * 2**20}}],
+                "source": ["!vllm serve org/n & ngrok http 8000"],
+            },
+            {"cell_type": "code", "outputs": [{"text": ["vllm\n"] * 2**17}], "source": ["!vllm serve org/m --seed 1"]},
+        ]
+    },
+    indent=1,
+)
 USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a flag that is off by default": ({"r.sh": 'E="${E:-0}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--swap-space 4); fi\nvllm serve org/m "${A[@]}"\n'}, ["vllm serve org/m --seed 1"], "only some branches of the script have --swap-space", [{"removed_flag"}]),  # noqa: E501
     "a flag that is on by default": ({"r.sh": 'E="${E:-1}"\nA=(--seed 1)\nif [ "$E" -eq 1 ]; then A+=(--dtype half); fi\nvllm serve org/m "${A[@]}"\n'}, ["--seed 1 --dtype half"], "have --dtype", [set()]),  # noqa: E501
@@ -2526,7 +2573,7 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "a usage that ends the script decides nothing": ({"r.sh": 'case "$1" in a) M=org/a ;; *) echo usage; exit 1 ;; esac\nvllm serve "$M"\n'}, ["vllm serve org/a"], "", [set()]),  # noqa: E501
     "a default that names another": ({"r.sh": 'B=/models\nN="${1:-m-9b}"\nD="${D:-$B/$N}"\nvllm serve "$D" --seed 1\n'}, ["vllm serve /models/m-9b"], "", [set()]),  # noqa: E501
     "a folder whose root is unknown": ({"r.sh": 'R="$(pwd)"\nvllm serve "$R/out/m" --seed 1\n'}, ["vllm serve $R/out/m --seed 1"], "", [set()]),  # noqa: E501
-    "a script within -c has the variables around it": ({"r.sh": 'M="${M:-org/m}"\ndocker run --gpus all -v c:/root/.cache vllm/vllm-openai:v0.25.1 bash -lc "vllm serve $M --seed 1"\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "a script within -c has the variables around it": ({"r.sh": 'M="${M:-org/m}"\ndocker run --entrypoint="" --gpus all -v c:/root/.cache vllm/vllm-openai:v0.25.1 bash -lc "vllm serve $M --seed 1"\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
     "options of an array that may be unset": ({"r.sh": 'A=(--seed 1)\nvllm serve org/m ${A[@]+"${A[@]}"}\n'}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
     "a here-document names the variables of its script": ({"r.sh": 'I="vllm/vllm-openai:v0.16.0"\nC=$(cat <<EOF\nset -e\ndocker run --gpus all $I --model org/m --swap-space 4\nEOF\n)\nssh h "$C"\n'}, ["docker run --gpus all"], "", [{"no_effect"}]),  # noqa: E501
     "defaults of options, parameters and the environment": ({"s.py": PYTHON}, ["python3 -m vllm.entrypoints.openai.api_server --model org/Model-7B --served-model-name model-7b --seed ${SEED:-5} --enable-prefix-caching"], "have --enable-prefix-caching, --quantization, --enforce-eager, --tensor-parallel-size", [{"key_in_the_arguments"}]),  # noqa: E501
@@ -2667,6 +2714,26 @@ USUAL: dict[str, tuple[dict[str, str], list[str], str, list[set[str]]]] = {
     "entries of a catalogue with what they share": ({"v.yaml": "vllm_defaults: {repository: vllm/vllm-openai, tag: v0.25.1, max_model_len: 64, seed: 1}\nparsers: {a: {tool_call_parser: hermes}, b: {reasoning_parser: qwen3}}\nservices: {ui: web}\ntts: {container_name: t, image: x/tts}\nmodels:\n- {name: n, hf_name: org/m, vllm: {max_num_seqs: 4, max_model_len: 32}}\n- {name: o, hf_name: org/o, vllm: {max_num_seqs: 8}}\n"}, ["vllm/vllm-openai:v0.25.1 serve org/m --max-num-seqs 4 --max-model-len 32 --seed 1", "serve org/o --max-num-seqs 8 --max-model-len 64 --seed 1"], "", [set(), set()]),  # noqa: E501
     "roles of a chart's values": ({"values.yaml": "app:\n  decode: {extraArgs: [--max-model-len, '64', --max-num-seqs=2]}\n  prefill: {extraArgs: [--max-model-len, '32', --max-num-seqs=4]}\nvllm: {on: 1}\n"}, ["vllm serve $MODEL --max-model-len 64 --max-num-seqs=2", "vllm serve $MODEL --max-model-len 32 --max-num-seqs=4"], "", [set(), set()]),  # noqa: E501
     "an extra that the image lacks": ({"c.yaml": "services:\n  v:\n    image: ${I:-vllm/vllm-openai:v0.25.1}\n    ipc: host\n    entrypoint: [sh, -c]\n    command: [\"pip install 'vllm[audio]'; vllm serve org/m --seed ${S:-1}\"]\n"}, ["vllm serve org/m --seed"], "", [set()]),  # noqa: E501
+    "a notebook whose outputs are larger than a launch may be": ({"a.ipynb": PICTURES}, ["vllm serve org/n", "vllm serve org/m --seed 1"], "", [set()] * 2),  # noqa: E501
+    "a command between three quotation marks on one line of a guide": ({"g.md": "```ssh host```\n\n```sh\nvllm serve org/m --seed 1\n```\ntext\n```\nls\n```\n"}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "a --config file beside a script": ({"r.sh": "vllm serve \\\n  --config c.yaml --seed 1\n", "c.yaml": "model: org/m\nswap-space: 4\nseed: 2\n"}, ["vllm serve org/m --swap-space 4 --seed 1"], "", [{"removed_flag"}]),  # noqa: E501
+    "a --config file in the folder that a script changes into": ({"r.sh": 'cd "$(dirname "$0")/d"\nvllm serve org/n --config c.yaml\n', "d/c.yaml": "model: org/m\nseed: 1\n", "c.yaml": "seed: 2\n"}, ["vllm serve org/n --seed 1"], "", [set()]),  # noqa: E501
+    "a --config file beside a guide, and those of others": ({"g.md": "```\nvllm serve --config c.yaml\n```\n```\nlitellm --config c.yaml\ndocker run -d vllm/vllm-openai:v0.25.1 --config c.yaml --model org/n\n```\n", "c.yaml": "model: org/m\nseed: 1\n"}, ["vllm serve org/m --seed 1", "--config c.yaml --model org/n"], "", [set()] * 2),  # noqa: E501
+    "an init before the script of an image": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.16.0\nCOPY run.sh /go.sh\nENTRYPOINT ["/usr/bin/tini", "-g", "-e", "143", "--", "/go.sh"]\n', "run.sh": "vllm serve org/m --swap-space 4\n"}, ["vllm-openai:v0.16.0 -c"], "", [{"no_effect"}]),  # noqa: E501
+    "a shell for the image's own entry point": ({"Dockerfile": 'FROM vllm/vllm-openai:v0.25.1\nCMD ["sh", "-c", "vllm serve org/m --seed 1"]\n'}, ["vllm serve org/m --seed 1"], "", [{"entry_point_repeated"}]),  # noqa: E501
+    "a shell in the place of the image's entry point": ({"c.yaml": "services: {v: {image: 'vllm/vllm-openai:v0.25.1', ipc: host, gpus: all, entrypoint: '', command: [sh, -c, vllm serve org/m --seed 1]}}\n"}, ["vllm serve org/m --seed 1"], "", [set()]),  # noqa: E501
+    "a probe of the root": ({"d.yaml": pod("org/m", ", livenessProbe: {httpGet: {path: /, port: 8000}, initialDelaySeconds: 900}")}, ["vllm-openai:v0.25.1 org/m"], "", [{"probe_of_another_path"}]),  # noqa: E501
+    "variables of nothing hold no key": ({"d.yaml": PUBLIC % "envFrom: []" , "e.yaml": PUBLIC % "envFrom: [{secretRef: {name: s}}]"}, ["org/m"] * 2, "", [{"public_without_a_key"}, set()]),  # noqa: E501
+    "a port against a Service named vllm": ({"d.yaml": pod("org/m", ", env: [{name: VLLM_PORT, value: '0'}]") + "---\nkind: Service\nmetadata: {name: vllm}\n"}, ["org/m"], "", [set()]),  # noqa: E501
+    "a method that a release lacks is one fact": ({"r.sh": "vllm serve Qwen/Qwen3-8B --quantization bitsandbytes\n"}, ["--quantization bitsandbytes"], "", [{"quantization_removed"}]),  # noqa: E501
+    "a program whose path is an expression": ({"s.py": PATHS}, [f"vllm serve org/{name}" for name in "abcde"], "", [set()] * 5),  # noqa: E501
+    "keys of a dict that branches set": ({"s.py": KEYED}, ["CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve org/m --seed $SEED --dtype half $MAX_MODEL_LEN"], "$MAX_MODEL_LEN, which", [set()]),  # noqa: E501
+    "names that another program replaces": ({"r.sh": "vllm serve __MODEL__ --seed @SEED@ --port %PORT%\n"}, ["vllm serve __MODEL__"], "the values of --seed, --port", [set()]),  # noqa: E501
+    "a template of a chart whose values alone name vLLM": ({"Chart.yaml": "name: c\n", "values.yaml": "image: vllm/vllm-openai:v0.25.1\n", "templates/d.yaml": POD.replace("'vllm/vllm-openai:v0.25.1'", "'{{ .Values.image }}'").replace("vllm,", "main,") % "[org/m, --seed=1]"}, ["vllm-openai:v0.25.1 org/m --seed=1"], "", [set()]),  # noqa: E501
+    "variables for Apptainer's container": ({"r.sbatch": "export APPTAINERENV_SEED=1\nSINGULARITYENV_CUDA_VISIBLE_DEVICES=1 apptainer exec --nv v.sif vllm serve org/m --tensor-parallel-size 2\n"}, ["vllm serve org/m --tensor-parallel-size 2"], "", [{"fewer_visible_than_ranks"}]),  # noqa: E501
+    "a range of releases that a project admits": ({"a/r.sh": "uv run vllm serve org/m --swap-space 4\n", "pyproject.toml": 'dependencies = ["vllm>=0.9.0,<0.11"]\n'}, ["vllm serve org/m --swap-space 4"], "", [{"no_effect"}]),  # noqa: E501
+    "a container of a chart whose name is changed": ({"Chart.yaml": "name: c\n", "values.yaml": "n: org/M\nimage: vllm/vllm-openai:v0.25.1\n", "templates/d.yaml": "a: {{ .Values.n | lower }}\n" + POD.replace("'vllm/vllm-openai:v0.25.1'", "'{{ .Values.image }}'").replace("vllm,", 'v-{{ .Values.n | replace "/" "-" | lower }},') % "[org/m]"}, ["vllm-openai:v0.25.1 org/m"], "", [{"weights_are_downloaded_again"}]),  # noqa: E501
+    "an image that is pulled beside a wheel": ({"r.sh": "pip install vllm\ndocker pull vllm/vllm-openai:v0.10.2\nvllm serve org/m --swap-space 4\n"}, ["vllm serve org/m --swap-space 4"], "", [{"removed_flag", "vllm_not_pinned"}]),  # noqa: E501
 }  # fmt: skip
 
 
@@ -2692,9 +2759,21 @@ def test_what_a_launch_does_by_default_is_read(tmp_path: Path) -> None:
             if "branches" in text or "value" in text or "words" in text
         )
         is_read = len(servers) == len(texts) and all(map(str.__contains__, read, texts))
-        if not is_read or note not in notes or [names - around for names in found] != rules:
+        if (
+            not is_read
+            or note not in notes
+            or [names - (around - wanted) for names, wanted in zip(found, rules, strict=False)] != rules
+        ):
             wrong[case] = (read, notes, found)
     assert not wrong
+
+
+def test_a_config_file_that_is_read_is_no_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    servers = laid(
+        tmp_path, {"s.py": 'import os\nos.system("vllm serve --config c.yaml")\n', "c.yaml": "model: org/m\n"}
+    )
+    assert (servers[0]["model"], [text for text in servers[0]["not_checked"] if "--config" in text]) == ("org/m", [])
 
 
 def test_a_value_that_is_replaced_by_a_variable_yields_no_error(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ STATED = {
     f"{baseline.MOST_ROWS:,} windows of each",
     "command, script, manifest, `--config` file": f"{parse.MOST_BYTES // MIB} MiB; the first 100 servers of one text, "
     f"{parse.MOST_ARGUMENTS:,} words of each",
+    "notebook": f"{parse.MOST_NOTEBOOK // MIB} MiB; {parse.MOST_BYTES // MIB} MiB without the outputs",
     "YAML in them": f"{files.MOST_YAML_VALUES:,} values with aliases written out, {files.MOST_YAML_LEVELS} levels",
     "`config.json` of a model": f"{model.MOST_BYTES // MIB} MiB",
     "PromQL of an incident file": f"{parser.MOST_DEEP} operators and parentheses",

@@ -123,7 +123,7 @@ class Command(NamedTuple):
     runs in. `place` is its service, container or function, `line` that of its text (0: unknown), `branches` are the
     same server with the words of other branches of the script. `is_background` is True if the script goes on while it
     runs, `pinned` is the vLLM release that the text installs, `beside` that of the only image of vLLM that it names,
-    or of its project, by the file `beside_by`.
+    or of its project, as `beside_by` says.
     `by_default` is the same command with the defaults of its variables, if there are any.
     `lost` is the flag of vLLM's with which the next command of the script begins, "" for another word; `path` has the
     branches of the script around it, as a Statement's, and those of the calls of its function; `absent` are variables

@@ -26,7 +26,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 class ContainerProbe(NamedTuple):
     """A probe or a health check: the HTTP path that it or its command reads, "" for none, and how long it may fail.
 
-    `port` is 0 if it is unknown.
+    `port` is 0 if it is unknown. The answer to a check `by_command` may be any.
     """
 
     path: str
@@ -34,6 +34,7 @@ class ContainerProbe(NamedTuple):
     period: float
     failures: float
     port: int = 0
+    by_command: bool = False
 
     @property
     def seconds(self) -> float:
@@ -375,7 +376,7 @@ def _probe(probe: Any, named: Mapping[str, Any]) -> ContainerProbe | None:
     path, port = (url[2], url[1]) if url else (asked.get("path"), asked.get("port"))
     delay, period, failures = map(_number, map(probe.get, ("initialDelaySeconds", "periodSeconds", "failureThreshold")))
     number = _number(named.get(str(port), port)) or 0
-    return ContainerProbe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES, int(number))
+    return ContainerProbe(str(path or ""), delay or 0, period or _PERIOD, failures or _FAILURES, int(number), bool(url))
 
 
 def scaled_on(documents: Sequence[Any]) -> list[str]:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -28,6 +28,11 @@ _MOST_VARIABLES = _MOST_INSTRUCTIONS = 1000
 _MOST_SCRIPTS, _MOST_FOLDERS = 8, 4
 _CONFIG = re.compile(NOTATIONS["patterns"]["dockerfile_config"])
 CALLERS, _MOST_CALLERS = (".sh", ".slurm", ".sbatch", ".service"), 64
+GUIDES = (".md", ".mdx", ".markdown", ".rst")
+"""Endings of texts in which only code blocks start servers."""
+_ENDED = re.compile(r"(?<!\\)\n")
+_OF_THIS_HOST = re.compile(NOTATIONS["patterns"]["dockerfile_of_this_host"], re.DOTALL)
+_CHANGED = re.compile(r"(?m)(?:^|&&|;)[ \t]*cd[ \t]+(\S{1,200}(?:[ \t]+[^\s;&]{1,200}\)\S{0,200})?)")
 _PLAIN, _POSITION = re.compile(r"[\w./:@=+-]+"), re.compile(r"\$(?:([1-9])\b|\{([1-9])(?::?[-?][^{}]*)?\})")
 _OWN_OPTIONS = re.compile(r"\b(?:shift|getopts)\b|^[ \t]*(?:function[ \t]|\w+[ \t]*\(\))", re.MULTILINE)
 BUILT = ("built",)
@@ -220,22 +225,38 @@ def _mounted(place: str, text: str, file: Path) -> Path | None:
     return None
 
 
-def _mounted_config(text: str, file: Path) -> tuple[re.Match[str] | None, Path | None]:
-    """Return where a text names the --config file of its container, and the file beside that is put there."""
-    is_read = file.suffix in CALLERS or is_dockerfile(text)
-    named = _CONFIG.search(text) if is_read and "--config" in text else None
-    return (named, _mounted(named["place"], text, file)) if named else (None, None)
+def _configs(text: str, file: Path) -> Iterator[tuple[re.Match[str], Path, str]]:
+    """Yield where a text names a --config file beside, or one that its container gets, the file and the command."""
+    is_read = file.suffix in (*CALLERS, *GUIDES) or is_dockerfile(text)
+    for named in islice(_CONFIG.finditer(text) if is_read and "--config" in text else (), _MOST_SCRIPTS):
+        start = max((line.end() for line in _ENDED.finditer(text, 0, named.start())), default=0)
+        ended = _ENDED.search(text, named.end())
+        line = text[start : ended.start() if ended else len(text)]
+        place = None
+        if named["place"].startswith("/"):
+            place = _mounted(named["place"], text, file)
+        elif _OF_THIS_HOST.fullmatch(text[start : named.start()]):
+            changed = [
+                re.sub(r"\$\([^()]*\)|\$\{?\w+\}?|[\"'~]", "", one) for one in _CHANGED.findall(text[: named.end()])
+            ]
+            folders = (*(beside(file, f"./{one}") for one in changed[-1:]), Path(), file.parent)
+            able = (folder / named["place"] for folder in folders if folder)
+            place = next((one for one in able if text_of(one)), None)
+        if place:
+            yield named, place, line
 
 
 def with_config(text: str, file: Path) -> str:
-    """Write the keys of the --config file beside, which a script or an image puts into its container, as flags."""
-    named, place = _mounted_config(text, file)
-    words = _flags(place, text, is_served=text[: named.start()].rstrip("\"', ").endswith("serve")) if named else []
-    if not (named and words):
-        return text
-    is_listed = '"' in named["by"]
-    written = f"{', '.join(map(json.dumps, words))}".strip('"') if is_listed else shlex.join(words)
-    return text.replace(named[0], written, _MOST_SCRIPTS)
+    """Write the keys of the --config file beside, which a script or a guide names or an image holds, as flags."""
+    parts, at = list[str](), 0
+    for named, place, line in _configs(text, file):
+        before = line[: line.index(named[0])]
+        words = _flags(place, line, is_served=before.rstrip("\"', \\\n").endswith("serve"))
+        is_listed = '"' in named["by"]
+        written = f"{', '.join(map(json.dumps, words))}".strip('"') if is_listed else shlex.join(words)
+        parts += [text[at : named.start()], written or named[0]]
+        at = named.end()
+    return "".join([*parts, text[at:]])
 
 
 def _flags(place: Path | None, line: str, *, is_served: bool) -> list[str]:
@@ -244,6 +265,8 @@ def _flags(place: Path | None, line: str, *, is_served: bool) -> list[str]:
     with suppress(BadUsage):
         content = read_config_file(place) if place else {}
     rest = {key: value for key, value in content.items() if not re.search(rf"--{re.escape(key)}[=\s\"']", line)}
+    if re.search(r"\bserve[\s\"',\\]+[^\s\"',\\-]", line):  # a model, which counts more
+        rest.pop("model", None)
     model = [] if is_served or "model" not in rest else ["--model", str(rest.pop("model"))]
     return [*model, *command_line(rest)] if content else []
 
@@ -276,8 +299,7 @@ def started_files(text: str, file: Path) -> set[Path]:
     with suppress(BadUsage):
         builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
     texts = [(text, file), *((content, place) for place, content in builds.items())]
-    named, config = _mounted_config(text, file)
-    builds |= {_whole(config): ""} if named and config else {}
+    builds |= {_whole(config): "" for _, config, _ in _configs(text, file)}
     return {*builds, *(_whole(script) for one in texts for _, script in _scripts(*one).values() if script)}
 
 
@@ -323,6 +345,13 @@ def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:
     place = place if text_of(place) or place.name != "Dockerfile" else place.with_name("dockerfile")  # as BuildKit
     inline = inner(service, "build").get("dockerfile_inline")
     return (inline, place) if isinstance(inline, str) else (text_of(place), place)
+
+
+def unbuilt(documents: Sequence[Any], file: Path) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the services of a Compose file whose Dockerfile is not beside it, each with the words for its program."""
+    for name, node in (pair for one in documents for pair in inner(one, "services").items()):
+        if isinstance(node, dict) and "build" in node and not _of_build(node, file)[0]:
+            yield str(name), split(node.get("command"))
 
 
 def _builds(text: str, file: Path) -> dict[Path, str]:

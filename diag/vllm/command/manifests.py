@@ -212,7 +212,8 @@ def _with_service(writing: Writing, part: Any, parts: Sequence[Any]) -> Writing:
     is_public = any(one.get("type") in ("LoadBalancer", "NodePort") for one in leading)
     has_ports = any(items(container, "ports") for container in items(inner(pod, "spec"), "containers"))
     is_served = bool(leading) or (has_ports and not is_pod)
-    has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "envFrom", "--api-key"))
+    has_key = any(word in str(pod) for word in ("VLLM_API_KEY", "--api-key"))
+    has_key = has_key or any(inner(one).get("envFrom") for one in items(inner(pod, "spec"), "containers"))
     is_public = bool(is_public and not annotated and not has_key)
     box = writing.container._replace(is_served=is_served, is_public=is_public, is_linked=is_linked)
     return writing._replace(container=box)
@@ -490,7 +491,8 @@ class _Reader(NamedTuple):
         elif not program and (words[:1] == ["-m"] or (not words and is_pod and not _KINDS.search(name))):
             return  # the operator of a custom resource says it, or Python is the image's entry point
         elif "vllm" in called_by.lower() or _starts(program, words):
-            options += ["--entrypoint", program] if program else []
+            is_reset = node.get("entrypoint", "x") in ("", []) and words[:1] and not words[0].startswith("-")
+            options += ["--entrypoint", program] if program or is_reset else []
             words = _with_config(_referenced(words, environment), node, spec, self)
             around = read_pod(spec, node, self.metrics, is_whole) if is_pod else None
             around = read_service(node, environment) if name == _SERVICE else around

@@ -1,5 +1,6 @@
 """Parse a launch of vLLM: the words of a shell script, and each notation of `writings` as such words."""
 
+import operator
 import re
 import shlex
 import textwrap
@@ -19,7 +20,16 @@ from diag.vllm.command.branches import OWN_OPTIONS, usual_ways
 from diag.vllm.command.charts import filled, overlaid
 from diag.vllm.command.command import NOTATIONS, Command, from_file, is_dropped, is_server, options, read_config_file
 from diag.vllm.command.container import IS_ALONE, Container, inner, read_run, run_place
-from diag.vllm.command.dockerfile import STARTS_SCRIPT, built, called, text_of, with_config, with_scripts
+from diag.vllm.command.dockerfile import (
+    GUIDES,
+    STARTS_SCRIPT,
+    built,
+    called,
+    text_of,
+    unbuilt,
+    with_config,
+    with_scripts,
+)
 from diag.vllm.command.free_text import is_secret
 from diag.vllm.command.manifests import Writing
 from diag.vllm.command.modules import with_constants
@@ -39,7 +49,7 @@ from diag.vllm.command.shell import (
     statements,
 )
 from diag.vllm.command.writings import EXPECTED, notation, writings
-from diag.vllm.flags.registry import understood
+from diag.vllm.flags.registry import release, understood, versions
 
 _IMAGE = re.compile(
     r"(?i)(?:\S*/)?[\w.-]*vllm[\w.-]*(?::(?:\$\{[^{}]*\}|\$(?!\{)|[^\s$])+|@sha256:\S+)?|\$\{?\w*vllm\w*\}?"
@@ -112,6 +122,9 @@ def elsewhere(words: Sequence[str]) -> str:
 
 
 MOST_BYTES = 2**20
+MOST_NOTEBOOK = 2**24
+"""Bytes of a notebook with its outputs, such as pictures, which are dropped before MOST_BYTES is applied."""
+_OUTPUTS = re.compile(rb'(?m)^([ ]{0,16})("(?:outputs|attachments|widgets)": )[\[{]\r?\n(?:\1[ ].*\n)*+\1[\]}]')
 _MOST_WORDS = 2**10
 """Words of an array, since an array may be made of arrays."""
 MOST_ARGUMENTS = 10_000
@@ -128,6 +141,8 @@ _HELD = re.compile(NOTATIONS["patterns"]["parse_held"])
 _SHELL = re.compile(r"-[a-z]*c|--(?:command|wrap)")
 _PINNED = re.compile(NOTATIONS["patterns"]["parse_pinned"])
 _AT_LEAST, _REMARK = re.compile(r"\bvllm(?:\[[\w,-]+\])?>="), re.compile(r"(?m)^[ \t]*#.*$")
+_ADMITTED = re.compile(NOTATIONS["patterns"]["parse_admitted"])
+_COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "!=": operator.ne}
 _RANGE = re.compile(NOTATIONS["patterns"]["parse_range"])
 _BY_NAME = re.compile(NOTATIONS["patterns"]["parse_by_name"])
 _IS_DOCKERFILE = re.compile(r"(?m)^ENTRYPOINT[ \t]")
@@ -135,12 +150,10 @@ _OF_ITS_IMAGE = re.compile(r"(?m)^FROM[ \t]+\S*vllm/vllm-|^[ -]*image:[ \t]*[\"'
 _ENV_DEFAULT = re.compile(r"\bos\.(?:environ\.get|getenv)\(\s*[\"']\w+[\"'],\s*([\"'][^\"'\n]*[\"'])\s*\)")
 _BUILT = re.compile(NOTATIONS["patterns"]["parse_built"])
 _TAGGED = re.compile(NOTATIONS["patterns"]["parse_tagged"])
-_BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^([ \t]*```)[ \t]*([\w-]*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
 _DIRECTIVE = re.compile(NOTATIONS["patterns"]["parse_directive"])
 _INSTALLS_ANY = re.compile(NOTATIONS["patterns"]["parse_installs_any"])
 _INSTALLING: Sequence[str] = NOTATIONS["installing"]
-GUIDES = (".md", ".mdx", ".markdown", ".rst")
-"""Endings of texts in which only code blocks start servers."""
 _INLINE = re.compile(r"^[^`\n]*```([^`\n]{9,})```", re.MULTILINE)
 _MORE = re.compile(r"(?<!\S)(?:\.\.\.|…)(?!\S)")
 _TREE = re.compile(r"^(?:.*[├└│]|[^#\n]*→).*$", re.MULTILINE)
@@ -176,6 +189,8 @@ _ADDED, _IS_COMMAND = re.compile(r"([A-Za-z_]\w*)\+="), re.compile(r"vllm|^\s*--
 _USED_ARRAY = re.compile(r"\{(\w+)\[")
 _WITH_DEFAULT = re.compile(r"\$\{(\w+):-(?:[^{}$]|\$\w|\$\{\w+\})*\}")
 _MOST_BRANCHES = 8
+_APPTAINER = re.compile(r"(?:\S*/)?(?:apptainer|singularity)")
+_OF_APPTAINER = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_(\w+)")
 _MOST_STEPS = 25_000
 """Commands of all ways through the branches of a script, together: its usual way is always read."""
 _WINDOWS = {"powershell": ".ps1", "pwsh": ".ps1", "ps1": ".ps1", "bat": ".bat", "cmd": ".bat"}
@@ -252,20 +267,34 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
     unnamed = [not (one.image or one.pinned or one.beside) for one in started]
     if is_yaml or not any(unnamed) or _INSTALLS_ANY.search(text):
         return started
-    release, by = _of_project(file.absolute())
+    project, by = _of_project(file.absolute())
     pairs = zip(started, unnamed, strict=True)
-    return tuple(one._replace(beside=release, beside_by=by) if is_unnamed else one for one, is_unnamed in pairs)
+    return tuple(one._replace(beside=project, beside_by=by) if is_unnamed else one for one, is_unnamed in pairs)
 
 
 def _of_project(file: Path) -> tuple[str, str]:
     """Return the release of vLLM that the files of a project beside a launch, or in the folder above, install."""
     for folder in (file.parent, file.parent.parent):
         texts = {name: text for name in _INSTALLING if (text := text_of(folder / name)) and "vllm" in text}
-        named = ((next(filter(None, _named(text)), ""), name) for name, text in reversed(texts.items()))
-        releases = {release: name for release, name in named if release}
+        last_first = [*reversed(texts.items())]
+        named = ((next(filter(None, _named(text)), ""), f"named by {name}") for name, text in last_first)
+        able = ((_newest(text), f"the newest of the range in {name}") for name, text in last_first)
+        releases = {one: by for one, by in named if one} or {one: by for one, by in able if one}
         if releases or (folder / ".git").exists():
             return next(iter(releases.items())) if len(releases) == 1 else ("", "")
     return "", ""
+
+
+def _newest(text: str) -> str:
+    """Return the newest known release in the range of vLLM that a project admits; "" without an upper end."""
+    ranges = {one[1] for one in islice(_ADMITTED.finditer(_REMARK.sub("", text)), MOST_DOCUMENTS)}
+    bounds = re.findall(r"([<>!]=?)\s*(\d+(?:\.\d+)*)", ranges.pop()) if len(ranges) == 1 else []
+    able = (
+        version
+        for version in reversed(versions() if any(sign[0] == "<" for sign, _ in bounds) else ())
+        if all(_COMPARED[sign](release(version), release(f"{end}.0")) for sign, end in bounds)
+    )
+    return next(able, "")
 
 
 def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[Command, ...]:
@@ -298,16 +327,27 @@ def _content(name: str) -> bytes | None:
         if not Path(name).is_file():
             return None
         with Path(name).open("rb") as opened:
-            content = opened.read(MOST_BYTES + 1)
+            content = opened.read((MOST_NOTEBOOK if name.endswith(".ipynb") else MOST_BYTES) + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno != 36:  # a long command is no name of a file
             raise BadUsage(f"{name} cannot be read: {error.strerror}") from error
         return None
+    content = without_outputs(name, content)
     if len(content) > MOST_BYTES:
-        raise BadUsage(f"{name} cannot be read: it is larger than {MOST_BYTES // 2**20} MiB")
+        rest = " without its outputs" if name.endswith(".ipynb") else ""
+        raise BadUsage(f"{name} cannot be read: it is larger than {MOST_BYTES // 2**20} MiB{rest}")
     if b"\0" in content:
         raise BadUsage(f"{name} is not a text file with a command")
     return content
+
+
+def without_outputs(name: str, content: bytes) -> bytes:
+    """Return a notebook that is too large without the outputs of its cells, which begin and end on lines of their own.
+
+    The content of any other file, and of a notebook beyond its own bound, stays.
+    """
+    is_large = name.endswith(".ipynb") and MOST_BYTES < len(content) <= MOST_NOTEBOOK
+    return _OUTPUTS.sub(rb"\1\2[]", content) if is_large else content
 
 
 def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Command, ...]:
@@ -328,6 +368,12 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
     flags = [_is_flag(key, value) for key, value in keys]
     if manifests.is_manifest(documents) or text.isspace() or sum(flags) * 2 < len(flags):
+        for name, words in unbuilt(documents, file):
+            is_vllms = sum(word.startswith("--") and bool(understood(word)) for word in words[:MOST_ARGUMENTS]) > 1
+            told = (
+                f"what the service {redaction.name(name)} starts cannot be told: its Dockerfile is not beside the file"
+            )
+            raise (Unfollowed if is_vllms else NoLaunch)(f"{file}: {told}")
         why = manifests.template(text) if manifests.is_hidden(documents) else ""
         none = "has no container that starts vLLM, and is no file for --config: give the command itself"
         raise (BadUsage if why else NoLaunch)(f"{file}: {why}" if why else f"{file} {none}")
@@ -505,9 +551,12 @@ def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
     return next((at for at, line in enumerate(lines, 1) if place and at not in taken and named.match(line)), 0)
 
 
+@lru_cache(maxsize=4)
 def _named(text: str) -> tuple[str, str]:
     """Return the release of vLLM that a text installs, and that of an image in it; "" for none or several."""
     text = _ENV_DEFAULT.sub(r"\1", _REMARK.sub("", text) if _AT_LEAST.search(text) else text)
+    if "docker pull" in text and _INSTALLS_ANY.search(text):  # what is installed is not what is pulled
+        text = re.sub(r"docker pull[^\n]*", "", text)
     for name in sorted({"".join(names) for names in _BY_NAME.findall(text)})[:MOST_DOCUMENTS]:
         assigned = rf"^[ \t]*(?:[A-Za-z]+[ \t]+)?{name} *(?:: *\w+ *)?:?= *[\"']?(?:\$\{{{name}:-)?v?(\d+\.\d+\.\d+)\b"
         if value := re.search(assigned, text, re.MULTILINE):
@@ -935,6 +984,7 @@ def _find_servers(
     Flags alone are a server's if `is_alone`: the text has no other command.
     """
     start = _serve_end(words)
+    environment = _inside(words, environment)
     if len(words) > MOST_ARGUMENTS and (is_alone or start is not None or run_place(words) is not None):
         raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
@@ -974,6 +1024,15 @@ def _find_servers(
         assigned = _assignments(words[:start])
         server = _command(words, start, {**environment, **assigned}, folder, version)
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
+
+
+def _inside(words: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables of a command; to Apptainer's container it gives APPTAINERENV_NAME as NAME."""
+    if not any(_APPTAINER.fullmatch(word) for word in words[:_MOST_WORDS]):
+        return environment
+    pairs = {**environment, **_assignments(words)}.items()
+    inside = ((_OF_APPTAINER.fullmatch(name), value) for name, value in pairs)
+    return {**environment, **{name[1]: value for name, value in inside if name}}
 
 
 def _of_cloud_run(words: Sequence[str]) -> list[str]:

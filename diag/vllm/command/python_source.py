@@ -182,6 +182,20 @@ def _passed(taken: ast.arguments, call: ast.Call) -> dict[str, ast.expr]:
     return passed
 
 
+def _keyed(nodes: Iterable[ast.AST], held: Iterable[ast.Subscript | ast.Attribute]) -> dict[str, list[ast.Assign]]:
+    """Return the statements that set single keys of a dict, by its name, if nothing else changes it."""
+    keyed: dict[str, list[ast.Assign]] = {}
+    taken = set[int]()
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str())) as place]):
+                keyed.setdefault(name, []).append(node)
+                taken.add(id(place))
+    others = (one for one in held if isinstance(one, ast.Attribute) or not isinstance(one.ctx, ast.Load))
+    changed = {_names(one.value)[0] for one in others if id(one) not in taken}
+    return {name: statements for name, statements in keyed.items() if name not in changed}
+
+
 def _is_sagemakers(key: ast.expr | None) -> bool:
     return isinstance(key, ast.Constant) and str(key.value).startswith(SAGEMAKER)
 
@@ -243,6 +257,7 @@ class _Values:
         self._options: dict[str, ast.expr] = {}
         self._classes: dict[str, dict[str, ast.expr]] = {}
         self._set = set[str]()
+        self._after: dict[int, tuple[list[ast.stmt], ast.AST]] = {}
         self._is_certain = True
         scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
         self._scopes = [node for node in nodes if isinstance(node, scopes)]
@@ -252,6 +267,7 @@ class _Values:
             for node in nodes
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         }
+        self._keyed: dict[str, list[ast.Assign]] = {}  # statements that set single keys of a dict
         self._items: dict[str, list[tuple[ast.expr | None, ast.expr]]] = {}
         for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(place := node.targets[0], ast.Subscript):
@@ -277,13 +293,25 @@ class _Values:
             if keyword.arg:
                 arguments[keyword.arg] = self._known(keyword.value, keyword.arg)
                 continue
-            inner = self._inner(keyword.value)
+            named = keyword.value.id if isinstance(keyword.value, ast.Name) else ""
+            keyed = self._keyed.get(named, ()) if named in self._values and named not in self._bound else ()
+            keyed = keyed if self._left > 0 else ()
+            self._left -= bool(keyed)
+            inner = self._inner(self._values[named] if keyed else keyword.value)
             if inner is None or depth > _DEEPEST:
                 unseen.append(_variable(_named(keyword.value)))
             else:
                 names, more = self._arguments(inner, depth + 1)
                 arguments |= names
                 unseen += more
+                for statement in keyed[:_MOST_ENGINES]:
+                    name, is_taken = statement.targets[0].slice.value, self._is_taken(statement)  # type: ignore[attr-defined]
+                    if is_taken:
+                        arguments[name] = self._known(statement.value, name)
+                    elif is_taken is None and name in arguments:
+                        arguments[name] = _variable(name)
+                    elif is_taken is None:
+                        unseen.append(_variable(name))
         return arguments, unseen
 
     def _inner(self, node: ast.expr) -> list[ast.keyword] | None:
@@ -304,6 +332,23 @@ class _Values:
                 return None
             entries.append(ast.keyword(name, value))
         return entries
+
+    def _is_taken(self, statement: ast.AST) -> bool | None:
+        """Return True if a statement runs, in the branches by default too, False if it never does, None for unknown."""
+        for _ in range(_DEEPEST):
+            if id(statement) not in self._after:
+                return True
+            parent = self._after[id(statement)][1]
+            if isinstance(parent, ast.If) and "__name__" not in _names(getattr(parent.test, "left", parent.test)):
+                self._is_certain = True
+                try:
+                    value = bool(usual(self._literal(parent.test, 0)))
+                except (_UnknownValue, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
+                    return None
+                if value is (statement in parent.orelse):
+                    return False if self._is_certain else None
+            statement = parent
+        return None
 
     def _known(self, node: ast.expr, name: str) -> Any:
         """Return the value of an expression, a variable of that name if the source does not show it."""
@@ -496,6 +541,7 @@ class _Source(_Values):
         held = [node for node in held if isinstance(node.value, ast.Name)]
         self._read_objects(self._scopes, held)
         self._changed = self._set | {_names(node.value)[0] for node in held if isinstance(node, ast.Attribute)}
+        self._keyed = _keyed(nodes, held)
         assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
@@ -514,8 +560,8 @@ class _Source(_Values):
         self._attributes, self._options = _attributes(self._scopes), _defaults(self._calls)
         self._options |= _parameters(nodes, self._calls, stored)
         self._objects = _objects(self._scopes, self._calls)
-        self._environment = self._read_environment(nodes)
         self._read_additions(nodes)
+        self._environment = self._read_environment(nodes)
         self._foreign = _foreign_names(nodes)
 
     def _read_environment(self, nodes: list[ast.AST]) -> dict[str, str]:
@@ -544,7 +590,12 @@ class _Source(_Values):
                 entries = (is_set and self._inner(node.args[0])) or []
             elif isinstance(node, ast.keyword) and node.arg == "env" and "os.environ" in ast.unparse(node.value):
                 entries = (isinstance(node.value, ast.Dict) and self._inner(node.value)) or []
-            pairs = {one.arg: str(self._known(one.value, "value")) for one in entries if one.arg}
+            is_taken = self._is_taken(node) if entries and isinstance(node, ast.Assign) else True
+            pairs = {
+                one.arg: str(self._known(one.value, "value")) if is_taken else _variable(one.arg)
+                for one in entries
+                if one.arg and is_taken is not False
+            }
             is_shared = isinstance(node, ast.Call) or (
                 isinstance(node, ast.Assign) and "environ" in ast.unparse(node.targets[0])
             )
@@ -628,8 +679,11 @@ class _Source(_Values):
         for node in (each for each in self._lists if id(each) not in taken):
             rest = self._rest.get(id(node))
             words = [*self._list(node), *(self._list(rest) if rest else ())]
+            if words[1:2] == ["serve"] and node.elts and _is_program(node.elts[0], self._values):
+                words[0] = words[0] if isinstance(node.elts[0], ast.Constant) else "vllm"
             is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
-            if is_run or words[:2] == ["vllm", "serve"] or any(map(is_server, words[:3])):
+            is_served = words[1:2] == ["serve"] and words[0].rpartition("/")[2] == "vllm"
+            if is_run or is_served or any(map(is_server, words[:3])):
                 command = self._command(words, node)
             elif _is_arguments(words):
                 command = self._command(["python3", "-m", "vllm.entrypoints.openai.api_server", *words], node)
@@ -757,6 +811,23 @@ class _Source(_Values):
         if unseen and not arguments.get("model"):
             arguments["model"] = _variable("model")
         return [*command_line(arguments, self._version), *dict.fromkeys(unseen)]
+
+
+def _is_program(node: ast.expr, values: Mapping[str, ast.expr]) -> bool:
+    """Return True for an expression that ends in vllm: a path's last part, or the last argument of a call."""
+    for _ in range(_DEEPEST):
+        match node:
+            case ast.Constant(value=str() as text):
+                return text.rpartition("/")[2] == "vllm"
+            case ast.JoinedStr(values=[*_, last]) | ast.BoolOp(values=[*_, last]) | ast.Call(args=[*_, last]):
+                node = last
+            case ast.BinOp(op=ast.Add() | ast.Div(), right=last):
+                node = last
+            case ast.Name(id=name) if name in values:
+                node = values[name]
+            case _:
+                return False
+    return False
 
 
 def _is_arguments(words: list[str]) -> bool:

@@ -140,6 +140,8 @@ def _sorted_cells(cells: Sequence[tuple[str, str]]) -> tuple[list[str], list[str
     code, prose = ([text for kind, text in cells if kind == wanted] for wanted in ("code", "markdown"))
     scripts = [_SCRIPT_CELL.sub("", text) for text in code if _SCRIPT_CELL.match(text)]
     lines = [line for text in code if not _SCRIPT_CELL.match(text) for line in _SHELL_LINE.findall(text)]
+    # what a line starts beside its last command ends with its cell
+    lines = [line if line.rstrip().endswith("&") else re.sub(r"(?<=\s)&(?=\s)", ";", line) for line in lines]
     return code, [*lines, *scripts], "\n".join(prose)
 
 
