@@ -182,7 +182,7 @@ def _passed(taken: ast.arguments, call: ast.Call) -> dict[str, ast.expr]:
     return passed
 
 
-def _keyed(nodes: Iterable[ast.AST], held: Iterable[ast.Subscript | ast.Attribute]) -> dict[str, list[ast.Assign]]:
+def _keyed(nodes: Sequence[ast.AST]) -> dict[str, list[ast.Assign]]:
     """Return the statements that set single keys of a dict, by its name, if nothing else changes it."""
     keyed: dict[str, list[ast.Assign]] = {}
     taken = set[int]()
@@ -191,6 +191,7 @@ def _keyed(nodes: Iterable[ast.AST], held: Iterable[ast.Subscript | ast.Attribut
             case ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str())) as place]):
                 keyed.setdefault(name, []).append(node)
                 taken.add(id(place))
+    held = (one for one in nodes if isinstance(one, ast.Subscript | ast.Attribute) and isinstance(one.value, ast.Name))
     others = (one for one in held if isinstance(one, ast.Attribute) or not isinstance(one.ctx, ast.Load))
     changed = {_names(one.value)[0] for one in others if id(one) not in taken}
     return {name: statements for name, statements in keyed.items() if name not in changed}
@@ -267,7 +268,7 @@ class _Values:
             for node in nodes
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
         }
-        self._keyed: dict[str, list[ast.Assign]] = {}  # statements that set single keys of a dict
+        self._keyed = _keyed(nodes)
         self._items: dict[str, list[tuple[ast.expr | None, ast.expr]]] = {}
         for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(place := node.targets[0], ast.Subscript):
@@ -541,7 +542,6 @@ class _Source(_Values):
         held = [node for node in held if isinstance(node.value, ast.Name)]
         self._read_objects(self._scopes, held)
         self._changed = self._set | {_names(node.value)[0] for node in held if isinstance(node, ast.Attribute)}
-        self._keyed = _keyed(nodes, held)
         assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:
