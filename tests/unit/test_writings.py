@@ -50,7 +50,7 @@ def test_keywords_become_the_words_of_a_command_line(
         ("N = 1\nN = 2\nLLM('m', max_model_len=N)", "$MAX_MODEL_LEN"),
         ("def f(N):\n  LLM('m', max_model_len=N)\nN = 5", "$MAX_MODEL_LEN"),
         ("a = {'max_model_len': 5}\nLLM('m', **a)", "5"),
-        ("a = {'max_model_len': 5}\na['max_model_len'] = g()\nLLM('m', **a)", None),
+        ("a = {'max_model_len': 5}\na['max_model_len'] = g()\nLLM('m', **a)", "$MAX_MODEL_LEN"),
         ("a = {'max_model_len': 5}\na.update(b)\nLLM('m', **a)", None),
         ("a = {'max_model_len': 5}\nLLM('m', **{**a, **b})", "5"),
         ("LLM('m', max_model_len=9**9)", "$MAX_MODEL_LEN"),
