@@ -59,9 +59,9 @@ FEWEST_FAILED, LEAST_FAILED = 3, 0.3
 SHARE = failed_share.above(LEAST_FAILED, by_judgement("nearly a third of the last answers"))
 REFUSED_SHARE = refused_share.at_least(1.0, by_judgement("all of the last answers"))
 READS = re.compile(r"(?:sed|grep|tail|journalctl)\b")
+"""Commands that look for what a known line already tells."""
 READS_END = re.compile(r"journalctl\b")
 """The command of READ_LOG, of a server that has ended."""
-"""Commands that look for what a known line already tells."""
 MOST_QUOTED, MOST_FOUND, MOST_REFUSED = 300, 60, 240
 """Characters of a line that is quoted for what it names, of one by which it is found again, and of a client's error
 beside its advice.

@@ -171,14 +171,14 @@ class Report(NamedTuple):
         return tuple(finding for finding in self.findings if finding.diagnosis.state == "present")
 
     @property
-    def passed(self) -> tuple[Diagnosis, ...]:
+    def brief(self) -> tuple[Diagnosis, ...]:
         """The incidents with an impact that held for too short to count, beside no other one; a restart is none."""
         held = (finding.diagnosis for finding in self.present)
         present = [one for one in held if RANK[one.incident.severity] and not one.incident.burns]
-        brief = (one for one in self.diagnoses if one.state == "absent" and one.episodes and not one.incident.outage)
+        short = (one for one in self.diagnoses if one.state == "absent" and one.episodes and not one.incident.outage)
         return tuple(
             one._replace(until=one.episodes[-1][1])
-            for one in brief
+            for one in short
             if RANK[one.incident.severity]
             and not any(
                 (d.since or 0) <= one.episodes[-1][1] and (one.episodes[0][0] or 0) <= (d.end or 0) for d in present

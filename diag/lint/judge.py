@@ -127,7 +127,7 @@ class Judge:
                 target,
                 beside=tuple(other for other in targets if _run_together(other.command, command)),
                 shares_container=any(box and other.container is box for other in again if other is not again[at]),
-                is_assumed=source in (ASSUMED, UNSTATED) or source.startswith("named by "),
+                is_assumed=source in (ASSUMED, UNSTATED, _beside(first)),
                 is_unstated=source == UNSTATED,
                 text="\n".join(filter(None, (whole, command.dockerfile))),
             )
@@ -137,11 +137,6 @@ class Judge:
             doubts = [_BY_OTHERS] * (command.writing == VARIABLES)
             for why in doubts if is_known(chosen) else [*doubts, _BY_THE_OLDEST % (versions()[0], chosen)]:
                 findings = ordered(milder(findings, lambda _: True, why))
-            named = (
-                _UNNAMED
-                if source in (ASSUMED, UNSTATED)
-                else f", which {command.beside_by.split()[-1] if command.beside_by else 'the text'} names"
-            )
             if target.is_assumed and any(finding.severity == "error" for finding in findings):
                 older = [
                     _of_branches(replace(target, version=version, is_assumed=False, command=before[at]))
@@ -149,6 +144,7 @@ class Judge:
                     else ()
                     for version, before in zip(OLDER, map(read, OLDER), strict=True)
                 ]
+                named = _UNNAMED if source in (ASSUMED, UNSTATED) else f" ({source})"
                 findings = _of_assumed(findings, older, chosen, named)
             lines = [written.line(at, finding.message) for finding in findings]
             findings = tuple(
@@ -194,7 +190,7 @@ class Judge:
             return named, "the name of the image"
         is_told = not command.image and not (self.here and command.beside_by)  # what is installed here counts more
         if is_told and is_known(command.beside) and _may_exist(command.beside):
-            return command.beside, f"{command.beside_by} beside it" if command.beside_by else BESIDE
+            return command.beside, _beside(command)
         installed = parser.version
         for distribution in DISTRIBUTIONS:
             with suppress(PackageNotFoundError):
@@ -277,6 +273,11 @@ class Judge:
             line=command.line,
             is_part=_is_part(command),
         )
+
+
+def _beside(command: Command) -> str:
+    """Return the source of a release that only other files of a project, or another part of the text, name."""
+    return f"{command.beside_by} beside it" if command.beside_by else BESIDE
 
 
 def _of_assumed(

@@ -445,7 +445,7 @@ def first_sign(diagnosis: Diagnosis, written_as: TimeFormat) -> list[str]:
 
 def timeline(report: Report) -> list[str]:
     """List all episodes in order of their start; [] if all began at once, and for a fleet."""
-    held = (*(finding.diagnosis for finding in report.present), *report.passed)
+    held = (*(finding.diagnosis for finding in report.present), *report.brief)
     found = [episode for diagnosis in held for episode in diagnosis.one_by_one]
     if is_fleet(report) or len({diagnosis.since for diagnosis in found}) < 2:
         return []

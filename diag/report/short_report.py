@@ -291,7 +291,7 @@ def _context_parts(report: Report, answer: ReportAnswer) -> dict[str, Forms]:
             cause = f"a consequence of {whose}" if outage and outage.outage else ""
             text = ", ".join(filter(None, (words.titled(diagnosis.incident), where, period, cause)))
             rows.append((Span(diagnosis.severity, diagnosis.severity.upper()), text))
-        brief = [(one, words.period([one], report).full) for one in report.passed]
+        brief = [(one, words.period([one], report).full) for one in report.brief]
         rows += [(Span("brief", "INFO"), f"{words.titled(one.incident)}, {held}") for one, held in brief]
         for count in range(min(len(rows), ROWS), 0, -1):
             rest = [f"and {len(rows) - count:,} more"] if count < len(rows) else []

@@ -1601,6 +1601,16 @@ def test_a_correction_never_drops_what_stands_around_vllm(tmp_path: Path) -> Non
         assert (case, judged(tmp_path / name)[0]["corrected_command"]) == (case, expected)
 
 
+def test_an_error_of_the_newest_release_in_a_range_is_a_warning(tmp_path: Path) -> None:
+    """The project may install a release that has the flag."""
+    files = {"r.sh": "vllm serve org/m --swap-space 4\n", "pyproject.toml": 'dependencies = ["vllm>=0.9,<0.26"]\n'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (finding,) = (one for one in judged(tmp_path / "r.sh")[0]["findings"] if one["rule"] == "removed_flag")
+    assert finding["severity"] == "warning"
+    assert "if the server runs 0.25.1 (the newest of the range in pyproject.toml beside it)" in finding["why"]
+
+
 def test_a_finding_names_its_flag_its_condition_and_its_number(tmp_path: Path) -> None:
     text = " ".join(run("vllm serve m --swap-space 4", LintOptions(), as_json=False)[0].split())
     assert "it recomputes. It is an error if the server runs 0." in text
