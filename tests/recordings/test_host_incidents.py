@@ -290,7 +290,7 @@ FULL = 24e9  # of 31.5 GB/s that 16 lanes of generation 4 carry
 
 
 def test_ranks_that_fill_their_links_are_named(tmp_path: Path) -> None:
-    links = [gpu(i, pcie_bytes_total__rx=lambda t: FULL * t) for i in (0, 1)]
+    links = [gpu(i, nvlink_active_links=None, pcie_bytes_total__rx=lambda t: FULL * t) for i in (0, 1)]
     report = judge(tmp_path, HEALTHY, TWO, *links)
     assert present(report) == {"tp_interconnect_bound"}
     texts = [each.text for each in found(report, "tp_interconnect_bound").proposals]
