@@ -681,11 +681,17 @@ class _Source(_Values):
             words = [*self._list(node), *(self._list(rest) if rest else ())]
             if words[1:2] == ["serve"] and node.elts and _is_program(node.elts[0], self._values):
                 words[0] = words[0] if isinstance(node.elts[0], ast.Constant) else "vllm"
+            flags = [word.partition("=")[0] for word in words if word.startswith("--")]
             is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
             is_served = words[1:2] == ["serve"] and words[0].rpartition("/")[2] == "vllm"
             if is_run or is_served or any(map(is_server, words[:3])):
                 command = self._command(words, node)
-            elif _is_arguments(words):
+            elif (  # flags of vLLM's alone, one of which names the model
+                ("--model" in flags or "--served-model-name" in flags)
+                and words[0].startswith("--")
+                and len(flags) >= _LEAST_FLAGS
+                and all(map(understood, flags))
+            ):
                 command = self._command(["python3", "-m", "vllm.entrypoints.openai.api_server", *words], node)
             else:
                 continue
@@ -828,19 +834,6 @@ def _is_program(node: ast.expr, values: Mapping[str, ast.expr]) -> bool:
             case _:
                 return False
     return False
-
-
-def _is_arguments(words: list[str]) -> bool:
-    """Return True for a list of vLLM's flags, one of which names the model."""
-    names = [word.partition("=")[0] for word in words if word.startswith("--")]
-    is_model = any(name in ("--model", "--served-model-name") for name in names)
-    return (
-        words[:1] != []
-        and words[0].startswith("--")
-        and is_model
-        and len(names) >= _LEAST_FLAGS
-        and all(map(understood, names))
-    )
 
 
 def _addition(node: ast.AST) -> tuple[str, ast.expr] | None:

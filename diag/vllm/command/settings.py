@@ -23,7 +23,9 @@ _MOST_FILES, _MOST_VARIABLES, _LONGEST = 8, 1000, 200
 def with_settings(text: str, file: Path) -> str:
     """Fill in a Compose file the variables of `.env` beside it, and write in a script those of the files it sources."""
     if file.suffix in (".yml", ".yaml") and re.search(r"(?m)^services:", text):
-        return _interpolated(text, _variables(text_of(file.with_name(".env"))))
+        written = _LINE.findall(text_of(file.with_name(".env")))[:_MOST_VARIABLES]
+        plain = {name: value.strip("\"'") for name, value in written if not is_secret(name) and "$" not in value}
+        return _interpolated(text, plain)
     for sourced in islice(_SOURCED.finditer(text) if file.suffix in CALLERS else (), _MOST_FILES):
         whole = (sourced["path"] or sourced["file"]).strip("\"'")
         named = re.fullmatch(r"\$\{?(\w+)\}?", whole)
@@ -39,12 +41,6 @@ def with_settings(text: str, file: Path) -> str:
         end = "" if sourced["tested"] else sourced["end"] or ""
         text = text.replace(sourced[0], f"{before}{''.join(pairs)}:{end}", 1) if lines else text
     return text
-
-
-def _variables(content: str) -> dict[str, str]:
-    """Return the variables of a file such as `.env`; a secret is left out."""
-    pairs = ((name, value.strip("\"'")) for name, value in _LINE.findall(content)[:_MOST_VARIABLES])
-    return {name: value for name, value in pairs if not is_secret(name) and "$" not in value}
 
 
 def _interpolated(text: str, values: Mapping[str, str]) -> str:
