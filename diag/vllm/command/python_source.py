@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import (
@@ -625,12 +625,18 @@ class _Source(_Values):
             if isinstance(body := getattr(node, name, None), list)
             for at, statement in enumerate(body)
         }
-        self._assigned = {
-            id(node.value): (node.targets[0].id, self._behind(node))
-            for node in nodes
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
-            if isinstance(node.targets[0], ast.Name) and not _addition(node)
-        }
+        self._assigned = dict[int, tuple[str, list[ast.stmt]]]()
+        for node in nodes:
+            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.List)) or _addition(node):
+                continue
+            if isinstance(node.targets[0], ast.Name):
+                behind, around = list[ast.stmt](), cast(ast.AST, node)
+                while id(around) in self._after:  # also behind the branches around it
+                    below, around = self._after[id(around)]
+                    behind += below
+                    if not isinstance(around, ast.If | ast.With | ast.Try):
+                        break
+                self._assigned[id(node.value)] = (node.targets[0].id, behind)
         self._lists_by_name = {name: node for node in self._lists if (name := self._assigned.get(id(node), ("",))[0])}
         self._altered = {
             node.value.id
@@ -639,10 +645,8 @@ class _Source(_Values):
             if (node.attr in _ALTERING if isinstance(node, ast.Attribute) else not isinstance(node.ctx, ast.Load))
         }
         additions = {id(node): added for node in nodes if (added := _addition(node))}
-        behind = {
-            (name, id(part)) for name, rest in self._assigned.values() for each in rest for part in ast.walk(each)
-        }
-        self._altered |= {name for at, (name, _) in additions.items() if (name, at) not in behind}
+        later = {(name, id(part)) for name, rest in self._assigned.values() for one in rest for part in ast.walk(one)}
+        self._altered |= {name for at, (name, _) in additions.items() if (name, at) not in later}
         self._parts = {id(part) for _, value in additions.values() for part in ast.walk(value)}
         together = [{part.arg or "": part.value for part in call.keywords} for call in self._calls]
         together.append({**self._lists_by_name})
@@ -740,16 +744,6 @@ class _Source(_Values):
             array = [f"command=({shlex.join([*words, *unknown])})", *lines, '"${command[@]}"']
             return "\n".join([*exports, *array])
         return "\n".join([*exports, " ".join([shlex.join(words), *(line[10:-1] for line in lines), *unknown])])
-
-    def _behind(self, statement: ast.AST) -> list[ast.stmt]:
-        """Return the statements that run after one, also behind the branches around it."""
-        found: list[ast.stmt] = []
-        while id(statement) in self._after:
-            rest, statement = self._after[id(statement)]
-            found += rest
-            if not isinstance(statement, ast.If | ast.With | ast.Try):
-                break
-        return found
 
     def _script(self, statements: list[ast.stmt], name: str, is_joined: bool) -> list[str]:
         """Return the commands of a shell that add to the array `command` what statements add to a list."""

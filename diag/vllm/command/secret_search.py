@@ -140,7 +140,17 @@ def _is_secret(name: str) -> bool:
 def _without_values(text: str) -> str:
     """Hide each value that stands behind the name of a secret."""
     done, past, parts = 0, 0, list[str]()
-    siblings = _siblings(text)
+    fields = list(_SIBLING.finditer(text)) if _VALUES.search(text) else []
+    siblings = set[int]()  # where values begin that belong to a secret's name in another field
+    for field, after in zip_longest(fields, fields[1:]):
+        if not is_secret(field["name"]):
+            continue
+        near = max(0, field.start() - _FARTHEST)
+        opened = max(text.rfind(bracket, near, field.start()) for bracket in "{(}")
+        first = opened if opened >= 0 and text[opened] != "}" else field.end()  # the value may stand before the name
+        closed = _CLOSES.search(text, field.end(), field.end() + _FARTHEST)
+        last = min(after.start() if after else len(text), closed.start() if closed else field.end() + _FARTHEST)
+        siblings |= {value.start() for value in _VALUES.finditer(text, first, last)}
     for name in _NAME.finditer(text):
         start = name.start("name")
         if start < past or not (is_secret(name["name"][-_MOST_NAME:]) or start in siblings):
@@ -156,22 +166,6 @@ def _without_values(text: str) -> str:
                 parts += [text[done:start], mark, HIDDEN, mark] if start >= done else []
                 done = end
     return "".join((*parts, text[done:]))
-
-
-def _siblings(text: str) -> set[int]:
-    """Return where the names of fields begin whose value belongs to a secret's name in another field."""
-    fields = list(_SIBLING.finditer(text)) if _VALUES.search(text) else []
-    begins = set[int]()
-    for field, after in zip_longest(fields, fields[1:]):
-        if not is_secret(field["name"]):
-            continue
-        near = max(0, field.start() - _FARTHEST)
-        opened = max(text.rfind(bracket, near, field.start()) for bracket in "{(}")
-        first = opened if opened >= 0 and text[opened] != "}" else field.end()  # the value may stand before the name
-        closed = _CLOSES.search(text, field.end(), field.end() + _FARTHEST)
-        last = min(after.start() if after else len(text), closed.start() if closed else field.end() + _FARTHEST)
-        begins |= {value.start() for value in _VALUES.finditer(text, first, last)}
-    return begins
 
 
 def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
