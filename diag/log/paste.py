@@ -230,7 +230,20 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
     depth = depths[int((1 - NEARLY_ALL) * len(depths))] if depths else 0
     if depth >= FEWEST_BLANKS:  # nearly all lines are indented
         plain = [Line(line.number, line.text[:depth].lstrip(" ") + line.text[depth:]) for line in plain]
-    plain = _separated(_unnumbered(plain))
+    matches = [MARKS.numbered.match(line.text[:LONGEST_HEAD]) for line in plain]
+    numbers = [int(match[1]) for match in matches if match]
+    steps = sum(after > before for before, after in pairwise(numbers))
+    fewest = max(FEWEST_HEADS, NEARLY_ALL * sum(not _BLANK.fullmatch(line.text) for line in plain))
+    if len(numbers) >= fewest and steps >= NEARLY_ALL * (len(numbers) - 1):  # nearly each has one larger than before
+        plain = [line.cut(match) for line, match in zip(plain, matches, strict=True)]
+    if sum(bool(MARKS.own_line.search(line.text[:LONGEST_HEAD])) for line in plain) < FEWEST_HEADS:
+        # a paste that has lost its line feeds: no line of a log but its first begins as one
+        parted = ((line, MARKS.inside.split(line.text)) for line in plain)
+        plain = [
+            Line(line.number, text)
+            for line, parts in parted
+            for text in (parts if len(parts) > FEWEST_HEADS else [line.text])
+        ]
     head = _learnt_head(plain)
     plain = [Line(line.number, _without(head, line.text)) for line in _unwrapped(plain, head)]
     starts = list[int]()
@@ -263,29 +276,6 @@ def _once(lines: list[Line]) -> list[Line]:
         return written[::2]
     copies = next((count for count in (3, 2) if texts == texts[: len(texts) // count] * count), 1)
     return written[: len(written) // copies] if copies > 1 and differ * 2 * copies >= len(texts) else lines
-
-
-def _separated(lines: list[Line]) -> list[Line]:
-    """Return the lines of a paste that has lost its line feeds: no line of a log but its first begins as one."""
-    if sum(bool(MARKS.own_line.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
-        return lines
-    parted = ((line, MARKS.inside.split(line.text)) for line in lines)
-    return [
-        Line(line.number, text)
-        for line, parts in parted
-        for text in (parts if len(parts) > FEWEST_HEADS else [line.text])
-    ]
-
-
-def _unnumbered(lines: list[Line]) -> list[Line]:
-    """Return the lines without their numbers, if nearly all have one and each number is larger than the one before."""
-    matches = [MARKS.numbered.match(line.text[:LONGEST_HEAD]) for line in lines]
-    numbers = [int(match[1]) for match in matches if match]
-    written = sum(not _BLANK.fullmatch(line.text) for line in lines)
-    steps = sum(after > before for before, after in pairwise(numbers))
-    if len(numbers) < max(FEWEST_HEADS, NEARLY_ALL * written) or steps < NEARLY_ALL * (len(numbers) - 1):
-        return lines
-    return [line.cut(match) for line, match in zip(lines, matches, strict=True)]
 
 
 def is_newest_first(times: Sequence[str], fewest: int = FEWEST_HEADS) -> bool:

@@ -72,7 +72,15 @@ def filled(text: str, file: Path) -> str:
             break
     if not (isinstance(values, dict) and values):
         return text
-    text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), _with_helpers(text, file))
+    with suppress(OSError):  # a chart's own helpers: images as the values that they name, blocks in their places
+        helpers = file.with_name("_helpers.tpl")
+        content = read_bytes(helpers, _MOST_BYTES).decode("utf-8", "replace") if file.suffix != ".tpl" else ""
+        bodies = {name: _LAST_END.sub("", _REMARK.sub("", body)) for name, body in _DEFINED.findall(content)}
+        paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
+        able = {name: path for name, path in paths.items() if path}
+        text = _IMAGE.sub(lambda one: f"{{{{ .Values{able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
+        text = _BLOCK_OF.sub(lambda one: _indented(bodies.get(one["name"], ""), one), text)
+    text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
     for written, instead in _REWRITTEN:
         text = written.sub(instead, text)
     for name, path in dict(_NAMED_VALUES.findall(text)).items():
@@ -174,19 +182,6 @@ def _in_scope(body: str, named: re.Pattern[str], instead: str, *, is_named: bool
         return named.sub(instead, hole[0]) if is_own else hole[0]
 
     return _EXPRESSION.sub(replaced, body)
-
-
-def _with_helpers(text: str, file: Path) -> str:
-    """Write the images of a chart's own helpers as the values that they name, and their blocks in their places."""
-    helpers = file.with_name("_helpers.tpl")
-    with suppress(OSError):
-        content = read_bytes(helpers, _MOST_BYTES).decode("utf-8", "replace") if file.suffix != ".tpl" else ""
-        bodies = {name: _LAST_END.sub("", _REMARK.sub("", body)) for name, body in _DEFINED.findall(content)}
-        paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
-        able = {name: path for name, path in paths.items() if path}
-        text = _IMAGE.sub(lambda one: f"{{{{ .Values{able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
-        text = _BLOCK_OF.sub(lambda one: _indented(bodies.get(one["name"], ""), one), text)
-    return text
 
 
 def _indented(body: str, place: re.Match[str]) -> str:

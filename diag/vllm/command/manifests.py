@@ -277,8 +277,17 @@ def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
     """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
-    able = (part for part in parts if kind(part) != "CustomResourceDefinition")  # which has descriptions alone
-    nodes = deque[tuple[str, Any, str, Mapping[str, str]]](("", part, _mounting(part, around), {}) for part in able)
+    nodes = deque[tuple[str, Any, str, Mapping[str, str]]]()
+    for part in parts:
+        mounted, images = str(inner(part, "metadata").get("name")), set[str]()
+        pods: list[Any] = [*around] if kind(part) == "ConfigMap" else []
+        while pods:  # the image of the containers whose pod mounts the ConfigMap
+            pod = pods.pop()
+            if any(inner(volume, "configMap").get("name") == mounted for volume in items(pod, "volumes")):
+                images |= {str(one["image"]) for one in items(pod, "containers") if "vllm" in str(one.get("image"))}
+            pods += [*pod.values()] if isinstance(pod, dict) else pod if isinstance(pod, list) else []
+        if kind(part) != "CustomResourceDefinition":  # which has descriptions alone
+            nodes.append(("", part, images.pop() if len(images) == 1 else "", {}))
     while nodes:
         key, node, image, variables = nodes.popleft()
         if isinstance(node, dict):
@@ -315,18 +324,6 @@ def _exported(script: str, variables: Mapping[str, str]) -> str:
     able = {name: value for name, value in variables.items() if name in used or name.startswith(("VLLM_", "CUDA_"))}
     pairs = (f"export {name}={shlex.quote(value)}; " for name, value in able.items() if "{{" not in value)
     return "".join(pairs) + script
-
-
-def _mounting(part: Any, around: Sequence[Any]) -> str:
-    """Return the image of the containers whose pod mounts a ConfigMap; "" if it is none, or there are several."""
-    name, images = str(inner(part, "metadata").get("name")), set[str]()
-    nodes: list[Any] = [*around] if kind(part) == "ConfigMap" else []
-    while nodes:
-        node = nodes.pop()
-        if any(inner(volume, "configMap").get("name") == name for volume in items(node, "volumes")):
-            images |= {str(one["image"]) for one in items(node, "containers") if "vllm" in str(one.get("image"))}
-        nodes += [*node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []
-    return images.pop() if len(images) == 1 else ""
 
 
 def article(name: str) -> str:
@@ -650,21 +647,18 @@ def _operator(form: Mapping[str, Any], document: Mapping[str, Any], version: str
             continue
         _, environment = _variables({"env": part.get("env")})
         place = str(part.get("place") or (role if isinstance(role, str) else ""))
-        read = _script if "script" in paths else _server
-        yield read(form, part, environment, version)._replace(place=place)
-
-
-def _script(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], _version: str) -> Writing:
-    """Return the script of a task, and the GPUs of its node."""
-    steps = part["script"] if isinstance(part["script"], list) else [part["script"]]
-    text = "\n".join(str(inner(step).get("command", step)) for step in steps)
-    nodes = part["nodes"] if isinstance(part.get("nodes"), int) else 1
-    box = accelerators(part.get("gpus"), form["kind_of"], nodes)
-    box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)
-    exports = [f"{form['sets']}{name}={shlex.quote(value)}" for name, value in environment.items() if value]
-    exports += [f"{form['counted']}={box.gpus}"] if box.gpus and "counted" in form else []
-    box = box._replace(build=str(part.get("image") or "").removeprefix("docker:"))
-    return Writing(form["name"], "\n".join([*exports, text]), box)
+        if "script" not in paths:
+            yield _server(form, part, environment, version)._replace(place=place)
+            continue
+        steps = part["script"] if isinstance(part["script"], list) else [part["script"]]
+        text = "\n".join(str(inner(step).get("command", step)) for step in steps)
+        nodes = asked if isinstance(asked := part.get("nodes"), int) else 1
+        box = accelerators(part.get("gpus"), form["kind_of"], nodes)
+        box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)
+        exports = [f"{form['sets']}{name}={shlex.quote(value)}" for name, value in environment.items() if value]
+        exports += [f"{form['counted']}={box.gpus}"] if box.gpus and "counted" in form else []
+        box = box._replace(build=str(part.get("image") or "").removeprefix("docker:"))
+        yield Writing(form["name"], "\n".join([*exports, text]), box, place=place)
 
 
 def _server(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], version: str) -> Writing:

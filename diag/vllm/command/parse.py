@@ -646,7 +646,24 @@ def _script(text: str, variables: tuple[tuple[str, str], ...]) -> _Script:
         functions.append(name)
         name = "" if row.startswith("}") else name
     functions.append("")
-    steps = _inlined(_with_outputs(steps, functions), functions)
+    bodies: dict[str, list[Statement]] = {}
+    for step in steps[:_MOST_WORDS]:
+        name = functions[min(step.line, len(functions) - 1)]
+        bodies.setdefault(name, []).extend([step] if step.words not in ([], [name], ["}"]) else [])
+    outputs: dict[str, str] = {}  # what a function prints, if it does nothing else, in the place of $(NAME)
+    for name, body in bodies.items():
+        *before, printed = [step.words for step in body] or [[]]
+        local = {key: value for words in before for key, value in _assignments(words).items()}
+        is_plain = name and not any(step.path for step in body) and len(local) == len(before)
+        if is_plain and len(printed) > 1 and printed[:-1] in (["echo"], ["printf", "%s"], ["printf", "%s\\n"]):
+            output = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1], _MOST_BRANCHES)  # noqa: B023
+            is_known = not _ARGUMENT.search(output) and "$(" not in output and len(output) <= _LONGEST_OUTPUT
+            outputs |= {name: output} if is_known else {}
+    for at, step in enumerate(steps if outputs else ()):
+        if any(map(_CALL.search, step.words)):
+            words = [_CALL.sub(lambda call: outputs.get(call[1], call[0]), word) for word in step.words]
+            steps[at] = step._replace(words=words)
+    steps = _inlined(steps, functions)
     ways, is_cut = _branches(steps, functions, dict(variables))
     return _Script(steps, functions, [(_with_arrays(way), others) for way, others in ways], is_cut)
 
@@ -755,28 +772,6 @@ def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement
                 made.append(step)
         steps = made
     return steps
-
-
-def _with_outputs(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:
-    """Put what a function prints, if it does nothing else, in the place of $(NAME)."""
-    bodies: dict[str, list[Statement]] = {}
-    for step in steps[:_MOST_WORDS]:
-        name = functions[min(step.line, len(functions) - 1)]
-        bodies.setdefault(name, []).extend([step] if step.words not in ([], [name], ["}"]) else [])
-    outputs: dict[str, str] = {}
-    for name, body in bodies.items():
-        *before, printed = [step.words for step in body] or [[]]
-        local = {key: value for words in before for key, value in _assignments(words).items()}
-        is_plain = name and not any(step.path for step in body) and len(local) == len(before)
-        if is_plain and len(printed) > 1 and printed[:-1] in (["echo"], ["printf", "%s"], ["printf", "%s\\n"]):
-            text = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1], _MOST_BRANCHES)  # noqa: B023
-            outputs |= {} if _ARGUMENT.search(text) or "$(" in text or len(text) > _LONGEST_OUTPUT else {name: text}
-    return [
-        step._replace(words=[_CALL.sub(lambda call: outputs.get(call[1], call[0]), word) for word in step.words])
-        if outputs and any(map(_CALL.search, step.words))
-        else step
-        for step in steps
-    ]
 
 
 def _called(body: Sequence[Statement], call: Statement) -> Iterator[Statement]:

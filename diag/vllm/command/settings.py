@@ -64,25 +64,25 @@ def with_env_files(documents: Sequence[Any], file: Path) -> list[Any]:
     for document in documents:
         services = {**inner(document, "services")}
         for name in [name for name, node in services.items() if inner(node).get("env_file")][:left]:
-            services[name], left = _with_files(services[name], file), left - 1
+            left -= 1
+            service = services[name]
+            files = service.get("env_file")
+            named = [inner(one).get("path", one) for one in (files if isinstance(files, list) else [files])][
+                :_MOST_FILES
+            ]
+            places = [(one, beside(file, one)) for one in named if isinstance(one, str) and "$" not in one]
+            texts = {one: text for one, place in places if place and (text := text_of(place))}
+            pairs = service.get("environment") or []
+            if isinstance(pairs, dict):
+                pairs = [key if value is None else f"{key}={value}" for key, value in pairs.items()]
+            if not texts or not isinstance(pairs, list):
+                continue
+            lines = (line for text in texts.values() for line in _LINE.findall(text)[:_MOST_VARIABLES])
+            values = {key: value.strip("\"'") for key, value in lines}
+            for pair in pairs:
+                values.pop(str(pair).partition("=")[0], None)
+            added = [key if is_secret(key) or "$" in value else f"{key}={value}" for key, value in values.items()]
+            rest = [one for one in named if not (isinstance(one, str) and one in texts)]
+            services[name] = {**service, "environment": [*added, *pairs], "env_file": rest}
         joined.append({**document, "services": services} if services else document)
     return joined
-
-
-def _with_files(service: Any, file: Path) -> Any:
-    files = service.get("env_file")
-    names = [inner(one).get("path", one) for one in (files if isinstance(files, list) else [files])][:_MOST_FILES]
-    places = [(name, beside(file, name)) for name in names if isinstance(name, str) and "$" not in name]
-    texts = {name: text for name, place in places if place and (text := text_of(place))}
-    own = service.get("environment")
-    pairs = [key if value is None else f"{key}={value}" for key, value in own.items()] if isinstance(own, dict) else own
-    if not texts or not isinstance(pairs or [], list):
-        return service
-    values = {
-        key: value.strip("\"'") for text in texts.values() for key, value in _LINE.findall(text)[:_MOST_VARIABLES]
-    }
-    for pair in pairs or []:
-        values.pop(str(pair).partition("=")[0], None)
-    added = [key if is_secret(key) or "$" in value else f"{key}={value}" for key, value in values.items()]
-    rest = [name for name in names if not (isinstance(name, str) and name in texts)]
-    return {**service, "environment": [*added, *(pairs or [])], "env_file": rest}
