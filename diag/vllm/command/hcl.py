@@ -92,7 +92,22 @@ def _resource(kind: str, name: str, block: _Block) -> list[Any]:
         made = block.get("manifest", block.get("yaml_body"))
         return _texts([made]) if isinstance(made, str) else [made]
     if kind == "helm_release":
-        return _release(block)
+        values: dict[str, Any] = {}  # its texts over each other, and the values of `set`
+        for document in _texts(listed(block.get("values"))):
+            values |= document if isinstance(document, dict) else {}
+        for one in (entry for key in ("set", "set_list") for entry in listed(block.get(key))):
+            place: Any = values
+            parts = [number or text.replace("\\", "") for number, text in _PATH.findall(str(one.get("name")))]
+            for part, following in zip(parts, [*parts[1:], ""], strict=True):
+                after: Any = one.get("value") if not following else [] if following.isdigit() else {}
+                if isinstance(place, list) and part.isdigit():
+                    place += [{} for _ in range(len(place), int(part) + 1)]
+                    place[int(part)] = after if not following else place[int(part)]
+                    place = place[int(part)]
+                elif isinstance(place, dict):
+                    place[part] = after if not following else place.get(part) or after
+                    place = place[part]
+        return [{"name": "".join(block.labels[1:]), **values}] if values else []
     if kind in _KINDS:
         return [{**_plain(block), "kind": _KINDS[kind]}]
     if "cloud_run" in kind or kind == "azurerm_container_app":
@@ -111,26 +126,6 @@ def _texts(values: Sequence[Any]) -> list[Any]:
         with suppress(BadUsage):
             made += parse_yaml(value, "a value") if isinstance(value, str) else [value]
     return made
-
-
-def _release(block: _Block) -> list[Any]:
-    """Return the values of a Helm release: its texts over each other, and the values of `set`."""
-    values: dict[str, Any] = {}
-    for document in _texts(listed(block.get("values"))):
-        values |= document if isinstance(document, dict) else {}
-    for one in (entry for key in ("set", "set_list") for entry in listed(block.get(key))):
-        place: Any = values
-        parts = [number or text.replace("\\", "") for number, text in _PATH.findall(str(one.get("name")))]
-        for part, following in zip(parts, [*parts[1:], ""], strict=True):
-            after: Any = one.get("value") if not following else [] if following.isdigit() else {}
-            if isinstance(place, list) and part.isdigit():
-                place += [{} for _ in range(len(place), int(part) + 1)]
-                place[int(part)] = after if not following else place[int(part)]
-                place = place[int(part)]
-            elif isinstance(place, dict):
-                place[part] = after if not following else place.get(part) or after
-                place = place[part]
-    return [{"name": "".join(block.labels[1:]), **values}] if values else []
 
 
 def _plain(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -284,23 +284,18 @@ def _of_project(file: Path) -> tuple[str, str]:
         texts = {name: text for name in _INSTALLING if (text := text_of(folder / name)) and "vllm" in text}
         last_first = [*reversed(texts.items())]
         named = ((next(filter(None, _named(text)), ""), f"named by {name}") for name, text in last_first)
-        able = ((_newest(text), f"the newest of the range in {name}") for name, text in last_first)
-        releases = {one: by for one, by in named if one} or {one: by for one, by in able if one}
+        releases = {one: by for one, by in named if one}
+        for name, text in () if releases else last_first:  # the newest known one in a range with an upper end
+            ranges = {one[1] for one in islice(_ADMITTED.finditer(_REMARK.sub("", text)), MOST_DOCUMENTS)}
+            bounds = re.findall(r"([<>!]=?)\s*(\d+(?:\.\d+)*)", ranges.pop()) if len(ranges) == 1 else []
+            has_end = any(sign[0] == "<" for sign, _ in bounds)
+            for version in reversed(versions() if has_end else ()):
+                if all(_COMPARED[sign](release(version), release(f"{end}.0")) for sign, end in bounds):
+                    releases[version] = f"the newest of the range in {name}"
+                    break
         if releases or (folder / ".git").exists():
             return next(iter(releases.items())) if len(releases) == 1 else ("", "")
     return "", ""
-
-
-def _newest(text: str) -> str:
-    """Return the newest known release in the range of vLLM that a project admits; "" without an upper end."""
-    ranges = {one[1] for one in islice(_ADMITTED.finditer(_REMARK.sub("", text)), MOST_DOCUMENTS)}
-    bounds = re.findall(r"([<>!]=?)\s*(\d+(?:\.\d+)*)", ranges.pop()) if len(ranges) == 1 else []
-    able = (
-        version
-        for version in reversed(versions() if any(sign[0] == "<" for sign, _ in bounds) else ())
-        if all(_COMPARED[sign](release(version), release(f"{end}.0")) for sign, end in bounds)
-    )
-    return next(able, "")
 
 
 def read_foreign(text: str, version: str = "") -> Command:

@@ -237,17 +237,6 @@ def _is_one(values: list[ast.expr], stored: int) -> bool:
     return stored == len(values) and len({ast.dump(value) for value in values}) == 1
 
 
-def _foreign_names(nodes: list[ast.AST]) -> set[str]:
-    """Return the names that are imported from elsewhere than vLLM, or are classes of the source itself."""
-    return {
-        alias.asname or alias.name
-        for node in nodes
-        if isinstance(node, ast.ImportFrom | ast.Import)
-        for alias in node.names
-        if not re.match(r"\w*vllm|ray\b|beam\b", getattr(node, "module", alias.name) or "") and alias.name != "vllm"
-    } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
-
-
 class _Values:
     """The expressions of a source: those of its names, and of its dicts with what is set in them."""
 
@@ -562,7 +551,14 @@ class _Source(_Values):
         self._objects = _objects(self._scopes, self._calls)
         self._read_additions(nodes)
         self._environment = self._read_environment(nodes)
-        self._foreign = _foreign_names(nodes)
+        self._foreign = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+        self._foreign |= {  # imported from elsewhere than vLLM
+            alias.asname or alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom | ast.Import)
+            for alias in node.names
+            if not re.match(r"\w*vllm|ray\b|beam\b", getattr(node, "module", alias.name) or "") and alias.name != "vllm"
+        }
 
     def _read_environment(self, nodes: list[ast.AST]) -> dict[str, str]:
         """Return the variables that the source sets: of os.environ, of a copy of it, and of Modal's image."""
@@ -677,7 +673,19 @@ class _Source(_Values):
             is_vllm = keywords.isdisjoint(NOTATIONS["other_llm"])  # other libraries have an LLM, too
             is_vllm = is_vllm and not (last == "LLM" and has_arguments and not call.args and not keywords)
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
-                writings += self._made_by(call, last)
+                variables, _ = self._nested(
+                    next((part.value for part in call.keywords if part.arg == "runtime_env"), None)
+                )
+                own = variables.get("env_vars")
+                own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
+                around = (self._objects[id(scope)] for scope in self._around(call) if id(scope) in self._objects)
+                objects = next(around, [])  # of the class that makes the engine when it begins: one engine for each
+                alone: list[tuple[int, dict[str, ast.expr]]] = [(call.lineno, values) for _, values in objects]
+                for line, self._bound in objects if len(objects) > 1 else alone or [(call.lineno, {})]:
+                    command = serve(self._words(call, last), {**self._environment_of(call), **own})
+                    writing = self._writing(f"Python: {last}(...)", command, call)
+                    writings.append((line, writing._replace(line=line)))
+                self._bound = {}
         writings += islice(self._by_variables(), _MOST_ENGINES)
         taken = {*map(id, self._rest.values())}
         for node in (each for each in self._lists if id(each) not in taken):
@@ -707,20 +715,6 @@ class _Source(_Values):
             if (is_script or _COMMAND.match(text)) and len(writings) < _MOST_ENGINES:
                 writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
         yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
-
-    def _made_by(self, call: ast.Call, last: str) -> Iterator[tuple[int, Writing]]:
-        """Yield the engine of a call, once for each object of the class that makes it when it begins."""
-        variables, _ = self._nested(next((part.value for part in call.keywords if part.arg == "runtime_env"), None))
-        own = variables.get("env_vars")
-        own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
-        around = (self._objects[id(scope)] for scope in self._around(call) if id(scope) in self._objects)
-        objects = next(around, [])
-        alone: list[tuple[int, dict[str, ast.expr]]] = [(call.lineno, values) for _, values in objects]
-        for line, self._bound in objects if len(objects) > 1 else alone or [(call.lineno, {})]:
-            command = serve(self._words(call, last), {**self._environment_of(call), **own})
-            writing = self._writing(f"Python: {last}(...)", command, call)
-            yield line, writing._replace(line=line)
-        self._bound = {}
 
     def _list(self, node: ast.List) -> list[str]:
         """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
