@@ -155,8 +155,13 @@ def _copy(source: Path, folder: Path) -> None:
         for name in logs.PAGES:
             if (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
-        about = reader.read_about(place)[0].removesuffix("\n").split("\n")
-        _write("".join(f"{_without_secrets(line)}\n" for line in about), folder / reader.ABOUT)
+        about = ""
+        for line in reader.read_about(place)[0].removesuffix("\n").split("\n"):
+            if command := _COMMAND.fullmatch(line):
+                about += f"{command[1]} = {json.dumps(shown(json.loads(command[2])), ensure_ascii=False)}\n"
+            else:  # a line with a secret is empty
+                about += f"{line if hidden(line) == line else ''}\n"
+        _write(about, folder / reader.ABOUT)
         if (place / HOST).is_file():
             _write_json(_read_host(place / HOST), folder / HOST)
         for name in (reader.LOG, *_about_pods(place)):
@@ -172,14 +177,6 @@ def _read_host(file: Path) -> dict[str, str]:
         return {}
     rows = facts.items() if isinstance(facts, dict) else ()
     return {hidden(name): hidden(str(fact)) for name, fact in rows if fact is not None}
-
-
-def _without_secrets(line: str) -> str:
-    """Return a line of recording.toml; of a command, its secrets are replaced, and any other line with one is empty."""
-    command = _COMMAND.fullmatch(line)
-    if command:
-        return f"{command[1]} = {json.dumps(shown(json.loads(command[2])), ensure_ascii=False)}"
-    return line if hidden(line) == line else ""
 
 
 def _write_log(log: Path, to: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from diag.core.metric_families import families
 from diag.http.address import from_environment, is_here, parse
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
 from diag.lint.judge import ASSUMED, UNSTATED
-from diag.lint.rule import LintReport, is_open
+from diag.lint.rule import is_open
 from diag.lint.rules import RULES
 from diag.preflight import machine
 from diag.preflight.check import Ask, PreflightFacts
@@ -93,7 +93,16 @@ def _of_launch(facts: PreflightFacts, options: PreflightOptions) -> PreflightFac
     wanted = options.vllm_version or ("" if command.image else wheel.vllm)
     share = facts.contract.preflight.gpu_memory_share
     ignored = ignored_rules((), facts.contract)
-    lint = _together(judge_all(launch, wanted, ignored=ignored, gpu=options.gpu, tenant_share=share, ask=False))
+    lint, *others = judge_all(launch, wanted, ignored=ignored, gpu=options.gpu, tenant_share=share, ask=False)
+    if others:  # they start beside it
+        findings = [
+            replace(finding, message=f"{report.place or f'line {report.line}'}: {finding.message}")
+            for report in others
+            for finding in report.findings
+            if finding.severity != "info"
+        ]
+        note = f"the memory and the host of {plural(len(others), 'more server')}: give them one by one"
+        lint = replace(lint, findings=(*lint.findings, *findings), not_checked=(note, *lint.not_checked))
     command = read(launch, version=lint.version)
     gpus: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
     samples, no_gpus = gpu_samples(command)
@@ -112,21 +121,6 @@ def _of_launch(facts: PreflightFacts, options: PreflightOptions) -> PreflightFac
         python=python,
     )
     return _with_weights(_with_ledger(facts, options, launch))
-
-
-def _together(reports: Sequence[LintReport]) -> LintReport:
-    """Return the report on the first server with the errors and warnings of the others, which start beside it."""
-    first, *others = reports
-    if not others:
-        return first
-    findings = [
-        replace(finding, message=f"{report.place or f'line {report.line}'}: {finding.message}")
-        for report in others
-        for finding in report.findings
-        if finding.severity != "info"
-    ]
-    note = f"the memory and the host of {plural(len(others), 'more server')}: give them one by one"
-    return replace(first, findings=(*first.findings, *findings), not_checked=(note, *first.not_checked))
 
 
 def _with_ledger(facts: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:

@@ -225,7 +225,16 @@ def _generate_load(options: RampOptions, observed: ObserveOptions, limits: Limit
                 circumstances = circumstances._replace(notes=(note,))
             tick.pause()
             if not options.yes:
-                _confirm(shown_targets(observed.targets), lengths, limits)
+                target = shown_targets(observed.targets)
+                if not sys.stdin.isatty():
+                    raise BadUsage(f"a ramp puts {target} under as much load as it can serve: confirm that with --yes")
+                sys.stderr.write(
+                    f"diag ramp will put {target} under as much load as it can serve: steps of {number(limits.seconds)}"
+                    f" s with\ntwice as many requests each, {lengths.shown}. Its users will notice.\nStart? [y/N] "
+                )
+                sys.stderr.flush()
+                if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                    raise BadUsage("no load was made")
             ramp = RampRun(generator, watched, limits, tick, options.first)
             ramp.run()
     measured_on = circumstances.measured_on._replace(at=time.time(), load_by=generator.name)
@@ -263,16 +272,3 @@ def _generator(options: RampOptions, url: str, before: Observation, model: str, 
             os.environ, credentials.headers.get("Authorization", address.authorization), credentials.ca_file
         ),
     )
-
-
-def _confirm(target: str, lengths: RequestLengths, limits: Limits) -> None:
-    """Ask the user; BadUsage unless the answer is yes."""
-    if not sys.stdin.isatty():
-        raise BadUsage(f"a ramp puts {target} under as much load as it can serve: confirm that with --yes")
-    sys.stderr.write(
-        f"diag ramp will put {target} under as much load as it can serve: steps of {number(limits.seconds)} s with\n"
-        f"twice as many requests each, {lengths.shown}. Its users will notice.\nStart? [y/N] "
-    )
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise BadUsage("no load was made")

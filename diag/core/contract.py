@@ -213,14 +213,38 @@ class _File(NamedTuple):
         rules = self._table("lint", ("ignore",)).get("ignore", [])
         is_list = isinstance(rules, list) and all(isinstance(rule, str) for rule in rules)
         self._must(is_list, "lint", "ignore", "a list of lint rules", rules)
+        baseline = self._file("baseline", "file", self._table("baseline", ("file",)))
+        intended = self._table("preflight", Intentions._fields)
+        unchecked = self._table("preflight.ignore") if intended.get("ignore") else {}
+        numbers = {
+            name: self._number("preflight", name, value)
+            for name, value in intended.items()
+            if name not in ("ramp", "ignore")
+        }
+        if numbers.get("gpu_memory_share", 1) > 1:
+            raise self.bad("preflight", "gpu_memory_share", "gpu_memory_share must be a fraction of 1, such as 0.5")
+        ramp = self._file("preflight", "ramp", intended)
+        for name, reason in unchecked.items():
+            is_reason = isinstance(reason, str) and bool(reason.strip())
+            self._must(is_reason, "preflight.ignore", name, "the reason as a text", reason)
+        ignored = {}
+        for incident in self._table("ignore"):
+            table = f"ignore.{incident}"
+            entry: Mapping[str, Any] = dict.fromkeys(Ignored._fields) | self._table(table, Ignored._fields)
+            reason, until = entry["reason"], entry["until"]
+            is_reason = isinstance(reason, str) and bool(reason.strip())
+            self._must(is_reason, table, "reason", "a text that says why", reason)
+            is_day = isinstance(until, date) and not isinstance(until, datetime)
+            self._must(is_day, table, "until", "the last day, such as 2027-01-31", until)
+            ignored[incident] = Ignored(" ".join(reason.split()), until)
         return Contract(
             **entries,
             site=site,
             limits=limits,
             ignored_rules=dict.fromkeys(rules, f"{self.path}{self._line('lint', 'ignore')}"),
-            baseline=self._file("baseline", "file", self._table("baseline", ("file",))),
-            preflight=self._intentions(),
-            ignored={name: self._ignored(name) for name in self._table("ignore")},
+            baseline=baseline,
+            preflight=Intentions(**numbers, ramp=ramp, ignore=unchecked),
+            ignored=ignored,
             origin=str(self.path),
             stated=frozenset(entries),
             is_found=False,
@@ -278,32 +302,6 @@ class _File(NamedTuple):
         if entry["unit"] == "share" and number >= 1:
             raise self.bad("contract", name, f"{name} must be a fraction below 1 (0.99 is 99 %), not {number:g}")
         return number
-
-    def _intentions(self) -> Intentions:
-        entries = self._table("preflight", Intentions._fields)
-        ignore = self._table("preflight.ignore") if entries.get("ignore") else {}
-        numbers = {
-            name: self._number("preflight", name, value)
-            for name, value in entries.items()
-            if name not in ("ramp", "ignore")
-        }
-        if numbers.get("gpu_memory_share", 1) > 1:
-            raise self.bad("preflight", "gpu_memory_share", "gpu_memory_share must be a fraction of 1, such as 0.5")
-        ramp = self._file("preflight", "ramp", entries)
-        for name, reason in ignore.items():
-            is_reason = isinstance(reason, str) and bool(reason.strip())
-            self._must(is_reason, "preflight.ignore", name, "the reason as a text", reason)
-        return Intentions(**numbers, ramp=ramp, ignore=ignore)
-
-    def _ignored(self, incident: str) -> Ignored:
-        table = f"ignore.{incident}"
-        entry: Mapping[str, Any] = dict.fromkeys(Ignored._fields) | self._table(table, Ignored._fields)
-        reason, until = entry["reason"], entry["until"]
-        is_reason = isinstance(reason, str) and bool(reason.strip())
-        self._must(is_reason, table, "reason", "a text that says why", reason)
-        is_day = isinstance(until, date) and not isinstance(until, datetime)
-        self._must(is_day, table, "until", "the last day, such as 2027-01-31", until)
-        return Ignored(" ".join(reason.split()), until)
 
     def site_entries(self) -> dict[str, Any]:
         """Return the entries of [site] by their names in `Site`; each key may also have the chart's spelling."""
