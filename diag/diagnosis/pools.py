@@ -261,15 +261,7 @@ def _measure(telemetry: _Telemetry, budget: float, cap: float) -> _Present:
     dispersion = float(arrivals.var() / max(arrivals.mean(), 1e-9))
     if dispersion > BURSTY or dispersion > 1 + 3 * math.sqrt(2 / len(arrivals)) + 0.3:
         raise NoPools("requests come in bursts, or their rate changes")
-    costs, worst = _costs(telemetry, computed, ServerCosts(0, 0, capacity, budget, cap))
-    rate = float(arrivals.sum()) / (float(telemetry.at[::STRIDE][-1] - telemetry.at[0]) / 1000)
-    load = LoadOfServer(rate, prompts.lengths, prompts.lengths * computed, outputs.lengths, max(1.0, dispersion))
-    error = _error(telemetry, load, costs)
-    return _Present(load, costs, worst, prompts, computed, error)
-
-
-def _costs(telemetry: _Telemetry, computed: float, limits: ServerCosts) -> tuple[ServerCosts, ServerCosts]:
-    """Return the costs of steps and prefilled tokens, and with two standard errors more: the least squares of time."""
+    # the time of steps and of prefilled tokens by least squares, and with two standard errors more
     seconds = np.diff(telemetry.at[::STRIDE]) / 1000
     matrix = np.stack([telemetry.strides("steps"), telemetry.strides("prefilled") * computed], axis=1)
     if np.linalg.matrix_rank(matrix) < 2:
@@ -280,9 +272,12 @@ def _costs(telemetry: _Telemetry, computed: float, limits: ServerCosts) -> tuple
     if factors[0] < SHORTEST_STEP or factors[1] <= 0 or (errors > MOST_ERROR * factors).any():
         raise NoPools("the time of steps and of prefilled tokens cannot be told from the scrapes")
     costs, worst = (
-        limits._replace(step=float(step), token=float(token)) for step, token in (factors, factors + 2 * errors)
+        ServerCosts(float(step), float(token), capacity, budget, cap) for step, token in (factors, factors + 2 * errors)
     )
-    return costs, worst
+    rate = float(arrivals.sum()) / (float(telemetry.at[::STRIDE][-1] - telemetry.at[0]) / 1000)
+    load = LoadOfServer(rate, prompts.lengths, prompts.lengths * computed, outputs.lengths, max(1.0, dispersion))
+    error = _error(telemetry, load, costs)
+    return _Present(load, costs, worst, prompts, computed, error)
 
 
 def _error(telemetry: _Telemetry, load: LoadOfServer, costs: ServerCosts) -> float:
