@@ -114,7 +114,21 @@ def _declared(file: Path, names: _Names) -> tuple[dict[str, Any], dict[str, tupl
     lists: dict[str, tuple[Any, ...]] = {}
     for section in sections[1:]:
         if section.kind != "signals":
-            lists[section.kind] = (*lists.get(section.kind, ()), *_rows(section, names, file))
+            fields, kind = _fields(section, names, file), SECTIONS[section.kind]
+            copied = fields.pop("like", None)
+            if kind is LookAlike and fields.get("incident"):
+                fields["name"] = fields["incident"]
+            if copied is None:
+                rows: tuple[Any, ...] = (_made(kind, fields, file, section.line),)
+            else:
+                rows = (copied,) if isinstance(copied, kind) else copied
+                if type(rows) is not tuple or not all(isinstance(row, kind) for row in rows):
+                    reason = f"[{section.kind}] is like something else than {kind.__name__}"
+                    raise BadDeclaration(f"{shown_path(file)}:{section.line}: {reason}")
+                rows = tuple(row._replace(**fields) for row in rows)
+            for row in rows if section.name else ():  # which its name stands for from then on
+                names.add(section.name, row)
+            lists[section.kind] = (*lists.get(section.kind, ()), *rows)
     return own, lists
 
 
@@ -157,26 +171,6 @@ def _add_field(line: str, fields: dict[str, Any], section: str, names: Mapping[s
         raise Mistake(f"{key} stands twice")
     value = () if is_list and text == "none" else reader(text, names)
     fields[key] = (*fields.get(key, ()), *value) if is_list else value
-
-
-def _rows(section: _Section, names: _Names, file: Path) -> tuple[Any, ...]:
-    """Return what a section declares, one row or copies of several, which its name stands for from then on."""
-    fields, kind = _fields(section, names, file), SECTIONS[section.kind]
-    copied = fields.pop("like", None)
-    if kind is LookAlike and fields.get("incident"):
-        fields["name"] = fields["incident"]
-    if copied is None:
-        rows: tuple[Any, ...] = (_made(kind, fields, file, section.line),)
-    else:
-        rows = (copied,) if isinstance(copied, kind) else copied
-        if type(rows) is not tuple or not all(isinstance(row, kind) for row in rows):
-            reason = f"[{section.kind}] is like something else than {kind.__name__}"
-            raise BadDeclaration(f"{shown_path(file)}:{section.line}: {reason}")
-        rows = tuple(row._replace(**fields) for row in rows)
-    if section.name:
-        for row in rows:
-            names.add(section.name, row)
-    return rows
 
 
 def _made(kind: Any, fields: dict[str, Any], file: Path, line: int) -> Any:
