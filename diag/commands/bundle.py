@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, judge_observation, record_servers, site
@@ -25,9 +25,6 @@ from diag.sources.recording import bundle, reader
 from diag.sources.source import SCRAPE_TIMEOUT, shown_targets
 from diag.vllm.command.free_text import hidden, hidden_lines
 from diag.vllm.command.shown import shown
-
-if TYPE_CHECKING:
-    from diag.sources.kubernetes.servers import ServersOfNamespace
 
 HOST = "host.json"
 WHAT = {
@@ -89,12 +86,23 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
             _copy(Path(options.targets[0]), folder)
             shown_as = options.targets[0]
         elif options.kind == "pods":
-            from diag.sources.kubernetes.servers import find
+            from diag.sources.kubernetes.servers import MOST_PODS_KEPT, find, gather
 
             pods = find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
             record_servers(options, folder, pods)
             shown_as = pods.shown
-            left_out += [*_NOT_IN_PODS, *_write_pods(pods, folder)]
+            left_out += _NOT_IN_PODS
+            summaries = {}
+            for evidence in gather(pods, FIRST):
+                summaries[evidence.shown] = evidence.summary
+                _write_json(evidence.facts, folder / f"{POD}{evidence.name}.json")
+                for run, ends in evidence.logs.items():
+                    _write_ends(ends.first, ends.last, folder / f"{POD}{evidence.name}.{run}")
+                left_out += evidence.missing
+            _write_json(summaries, folder / HOST)
+            if len(pods.servers) > MOST_PODS_KEPT:
+                many = len(pods.servers) - MOST_PODS_KEPT
+                left_out.append(f"status, events and logs of {many} more pods: name a selector")
         else:
             record_servers(options, folder)
             shown_as = shown_targets(options.targets)
@@ -122,22 +130,6 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
         _write(report_json.render(report), folder / "doctor.json")
         _write(html.render(report), folder / "report.html")
         yield folder, report, launch, left_out
-
-
-def _write_pods(pods: "ServersOfNamespace", folder: Path) -> Iterator[str]:
-    """Write the files about the pods; yield what could not be had."""
-    from diag.sources.kubernetes.servers import MOST_PODS_KEPT, gather
-
-    summaries = {}
-    for evidence in gather(pods, FIRST):
-        summaries[evidence.shown] = evidence.summary
-        _write_json(evidence.facts, folder / f"{POD}{evidence.name}.json")
-        for run, ends in evidence.logs.items():
-            _write_ends(ends.first, ends.last, folder / f"{POD}{evidence.name}.{run}")
-        yield from evidence.missing
-    _write_json(summaries, folder / HOST)
-    if len(pods.servers) > MOST_PODS_KEPT:
-        yield f"status, events and logs of {len(pods.servers) - MOST_PODS_KEPT} more pods: name a selector"
 
 
 def _about_pods(folder: Path) -> dict[str, str]:

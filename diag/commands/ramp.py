@@ -32,7 +32,7 @@ from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environm
 from diag.ramp.step import measure, step_from_client
 from diag.report import ramp as text
 from diag.report import ramps as kept_text
-from diag.report.terminal import StepsBar, steps_bar
+from diag.report.terminal import steps_bar
 from diag.sources import kept_ramp
 from diag.sources.kept_ramp import RampResult
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundScraper, Scraper
@@ -58,9 +58,20 @@ def run(options: RampOptions, observed: ObserveOptions) -> Ramp:
     limits = Limits(contract, options.step_seconds, options.most, options.rates)
     if options.results:
         return _analyse_results(options, observed, limits)
-    if options.attach or exists(observed.targets[0]):
-        return _analyse_traffic(options, observed, limits)
-    return _generate_load(options, observed, limits)
+    if not options.attach and not exists(observed.targets[0]):
+        return _generate_load(options, observed, limits)
+    traffic = observe(observed, contract)  # which is cut into steps of equal length
+    if len(traffic.instances) != 1:
+        raise BadUsage(f"{printable(traffic.target)} has {len(traffic.instances)} servers: a ramp is of one")
+    start, end = (float(traffic.instants[at]) / 1000 for at in (0, -1))
+    shortest = max(limits.seconds, SCRAPES * traffic.interval)
+    parts = max(1, math.floor((end - start) / shortest))
+    measured = (
+        measure(Offer(), between(traffic, begin, begin + (end - start) / parts), contract, None)
+        for begin in np.linspace(start, end, parts + 1)[:-1]
+    )
+    steps = [step for step in measured if step]
+    return conclude(steps, limits, _circumstances(options, traffic, contract, "other clients")._replace(attached=True))
 
 
 def exit_code(ramp: Ramp) -> int:
@@ -164,23 +175,6 @@ def _analyse_results(options: RampOptions, observed: ObserveOptions, limits: Lim
     return conclude(steps, limits, Circumstances(names, options.model, notes=(note,), measured_on=measured_on))
 
 
-def _analyse_traffic(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
-    """Analyse existing traffic, cut into steps of equal length."""
-    traffic = observe(observed, limits.contract)
-    if len(traffic.instances) != 1:
-        raise BadUsage(f"{printable(traffic.target)} has {len(traffic.instances)} servers: a ramp is of one")
-    start, end = (float(traffic.instants[at]) / 1000 for at in (0, -1))
-    shortest = max(limits.seconds, SCRAPES * traffic.interval)
-    parts = max(1, math.floor((end - start) / shortest))
-    measured = (
-        measure(Offer(), between(traffic, begin, begin + (end - start) / parts), limits.contract, None)
-        for begin in np.linspace(start, end, parts + 1)[:-1]
-    )
-    steps = [step for step in measured if step]
-    circumstances = _circumstances(options, traffic, limits.contract, "other clients")
-    return conclude(steps, limits, circumstances._replace(attached=True))
-
-
 def _circumstances(options: RampOptions, observed: Observation, contract: Contract, load_by: str = "") -> Circumstances:
     name = observed.instances[0]
     queries = QueryCache(observed, contract)
@@ -214,7 +208,15 @@ def _generate_load(options: RampOptions, observed: ObserveOptions, limits: Limit
     with steps_bar() as tick:
         plan = scrape_plan(observed, lambda share: None)
         with BackgroundScraper(Scraper(observed.targets, plan)).running() as watched:
-            before = _observe_traffic(watched, tick)
+            begun = time.monotonic()
+            while (passed := time.monotonic() - begun) <= 3 * TRAFFIC:
+                before = watched.seen()
+                if before and passed >= TRAFFIC and len(before.instants) > 2:
+                    break
+                tick("watching the traffic that is there", passed / TRAFFIC)
+                threading.Event().wait(0.2)
+            else:
+                raise Unreachable("the server answered no scrape within 30 s")
             traffic = own_traffic(before, limits.contract)
             lengths = request_lengths(before, options.prompt_tokens, options.output_tokens)
             circumstances = _circumstances(options, before, limits.contract)._replace(traffic=traffic, lengths=lengths)
@@ -239,18 +241,6 @@ def _generate_load(options: RampOptions, observed: ObserveOptions, limits: Limit
             ramp.run()
     measured_on = circumstances.measured_on._replace(at=time.time(), load_by=generator.name)
     return conclude(ramp.steps, limits, circumstances._replace(stopped=ramp.stopped, measured_on=measured_on))
-
-
-def _observe_traffic(watched: BackgroundScraper, tick: StepsBar) -> Observation:
-    """Observe the server before the first step; Unreachable if it has no metrics."""
-    begun = time.monotonic()
-    while (passed := time.monotonic() - begun) <= 3 * TRAFFIC:
-        traffic = watched.seen()
-        if traffic and passed >= TRAFFIC and len(traffic.instants) > 2:
-            return traffic
-        tick("watching the traffic that is there", passed / TRAFFIC)
-        threading.Event().wait(0.2)
-    raise Unreachable("the server answered no scrape within 30 s")
 
 
 def _generator(options: RampOptions, url: str, before: Observation, model: str, lengths: RequestLengths) -> Generator:

@@ -414,6 +414,20 @@ def incident_page(
         PanelHeader("Alert state", description), [PanelQuery(scope.add_matchers(promql), legend(by))], STATES
     )
     symptoms = [(condition, in_words(condition.opposite, contract)) for condition in incident.symptoms]
+    # the condition that excludes each look-alike; if there is none, the look-alike's own first symptom
+    look_alikes = []
+    for look in incident.looks_like:
+        if look.requires:
+            condition, of, prefix = look.requires, incident, f"Not {look.name}: "
+            meaning = f"{incident.id}, otherwise {look.name}"
+        elif look.name in known:
+            condition, of, prefix = known[look.name].symptoms[0], known[look.name], f"{look.name}: "
+            meaning = f"{look.name} is possible"
+        else:
+            continue
+        texts = (prefix, f"When {threshold(condition, contract)}: {meaning}. {look.distinguish}")
+        line = Threshold(contract.limit(condition.limit), NEUTRAL, NEUTRAL)
+        look_alikes.append(signal_panel(condition, of, texts, line, scope))
     rows = {
         incident.title: [actions, state],
         "Symptoms (all must hold)": [
@@ -424,27 +438,8 @@ def incident_page(
             alarm_panel(condition, incident, f"{meaning} when {threshold(condition, contract)}.", scope)
             for condition, meaning in supporting.items()
         ],
-        "What looks like it, how to distinguish": _look_alikes(incident, known, scope),
+        "What looks like it, how to distinguish": look_alikes,
     }
     cause = " ".join(incident.cause.split())
     fitted = {title: grafana.fit(row) for title, row in rows.items() if row}
     return page_of(scope, incident.id, incident.title, cause, fitted, runbook=incident.id)
-
-
-def _look_alikes(incident: Incident, known: Mapping[str, Incident], scope: DashboardScope) -> list[Any]:
-    """Return the condition that excludes each look-alike; if there is none, the look-alike's own first symptom."""
-    found = []
-    for look in incident.looks_like:
-        if look.requires:
-            condition, of = look.requires, incident
-            prefix = f"Not {look.name}: "
-            meaning = f"{incident.id}, otherwise {look.name}"
-        elif look.name in known:
-            condition, of = known[look.name].symptoms[0], known[look.name]
-            prefix, meaning = f"{look.name}: ", f"{look.name} is possible"
-        else:
-            continue
-        texts = (prefix, f"When {threshold(condition, scope.contract)}: {meaning}. {look.distinguish}")
-        line = Threshold(scope.contract.limit(condition.limit), NEUTRAL, NEUTRAL)
-        found.append(signal_panel(condition, of, texts, line, scope))
-    return found
