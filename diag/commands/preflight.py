@@ -33,7 +33,6 @@ from diag.report import preflight as text
 from diag.sources import kept_ramp, source
 from diag.sources.source import Scraping
 from diag.vllm.command import redaction
-from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import parse as parse_launch
 from diag.vllm.command.parse import read
@@ -88,7 +87,13 @@ def _of_launch(facts: PreflightFacts, options: PreflightOptions) -> PreflightFac
     launch = options.target
     command = read(launch)
     python = options.vllm_python or interpreter()
-    beside = python or _python_of(command)
+    beside = python
+    if not beside:  # the Python that the command starts, or the one beside its `vllm`
+        programs = (word for word in command.words[: command.arguments] if _PROGRAM.fullmatch(Path(word).name))
+        beside = shutil.which(expanded(next(programs, ""))) or ""
+        if Path(beside).name == "vllm":
+            place = Path(beside).with_name("python")
+            beside = str(place) if place.exists() else ""
     wheel = machine.wheel(beside) if beside and not command.elsewhere else Wheel()
     wanted = options.vllm_version or ("" if command.image else wheel.vllm)
     share = facts.contract.preflight.gpu_memory_share
@@ -155,16 +160,6 @@ def _with_weights(facts: PreflightFacts) -> PreflightFacts:
     if downloads and (missing or not there):
         return facts
     return replace(facts, weight_files=there, missing_files=missing if there or named else ("every weight file",))
-
-
-def _python_of(command: Command) -> str:
-    """Return the Python that the command starts, or the one beside its `vllm`; "" if it is not found."""
-    programs = (word for word in command.words[: command.arguments] if _PROGRAM.fullmatch(Path(word).name))
-    program = shutil.which(expanded(next(programs, "")))
-    if not program or Path(program).name != "vllm":
-        return program or ""
-    beside = Path(program).with_name("python")
-    return str(beside) if beside.exists() else ""
 
 
 # -- a server that runs ------------------------------------------------------------------------------------------------

@@ -311,39 +311,39 @@ class _File(NamedTuple):
             name = "labels" if name == _SITE_LABELS else name
             if name not in Site._fields:
                 raise self.bad("site", written, f"has no key '{written}'; its keys are {', '.join(Site._fields)}")
-            site[name] = self._site_entry(written, name, value)
+            if name in ("labels", "gpu_join"):
+                is_list = isinstance(value, list) and value != []
+                are_labels = is_list and all(isinstance(label, str) and _LABEL.fullmatch(label) for label in value)
+                self._must(are_labels, "site", written, "a list of label names", value)
+                if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
+                    reason = f"{written} must list each label once, and none of engine, gpu and le"
+                    raise self.bad("site", written, reason)
+                site[name] = tuple(value)
+            elif name == "disabled_incidents":
+                is_list = isinstance(value, list) and all(isinstance(incident, str) for incident in value)
+                self._must(is_list, "site", written, "a list of incidents", value)
+                site[name] = tuple(value)
+            elif name in ("extra_labels", "rule_labels", "severity_overrides"):
+                is_table = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+                self._must(is_table, "site", written, "a table of texts", value)
+                if name == "severity_overrides" and not {*value.values()} <= {*RANK}:
+                    severities = ", ".join(RANK)
+                    raise self.bad("site", written, f"{written} must have severities, {severities}: {in_python(value)}")
+                if name == "extra_labels" and not all(map(_LABEL.fullmatch, value)):
+                    raise self.bad("site", written, f"{written} must have names of labels, not {in_python(value)}")
+                site[name] = dict(value)
+            elif name == "prefix":
+                if not isinstance(value, str) or not re.fullmatch(ANY, value):
+                    reason = f'{written} must end in {OWN} or vllm_, such as "kserve_{OWN}", not {in_python(value)}'
+                    raise self.bad("site", written, reason)
+                site[name] = value
+            else:
+                is_runbook = isinstance(value, str) and name == "runbook_base_url"
+                address = value.replace(PAGE, "page") if is_runbook else value
+                is_url = isinstance(address, str) and bool(re.fullmatch(r"https?://[^\s\"'{}]+", address))
+                self._must(is_url, "site", written, "a URL with http:// or https://", value)
+                site[name] = value.rstrip("/")
         return site
-
-    def _site_entry(self, written: str, name: str, value: Any) -> Any:
-        if name in ("labels", "gpu_join"):
-            is_list = isinstance(value, list) and value != []
-            are_labels = is_list and all(isinstance(label, str) and _LABEL.fullmatch(label) for label in value)
-            self._must(are_labels, "site", written, "a list of label names", value)
-            if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
-                raise self.bad("site", written, f"{written} must list each label once, and none of engine, gpu and le")
-            return tuple(value)
-        if name == "disabled_incidents":
-            is_list = isinstance(value, list) and all(isinstance(incident, str) for incident in value)
-            self._must(is_list, "site", written, "a list of incidents", value)
-            return tuple(value)
-        if name in ("extra_labels", "rule_labels", "severity_overrides"):
-            is_table = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-            self._must(is_table, "site", written, "a table of texts", value)
-            if name == "severity_overrides" and not {*value.values()} <= {*RANK}:
-                severities = ", ".join(RANK)
-                raise self.bad("site", written, f"{written} must have severities, {severities}: {in_python(value)}")
-            if name == "extra_labels" and not all(map(_LABEL.fullmatch, value)):
-                raise self.bad("site", written, f"{written} must have names of labels, not {in_python(value)}")
-            return dict(value)
-        if name == "prefix":
-            if not isinstance(value, str) or not re.fullmatch(ANY, value):
-                reason = f'{written} must end in {OWN} or vllm_, such as "kserve_{OWN}", not {in_python(value)}'
-                raise self.bad("site", written, reason)
-            return value
-        address = value.replace(PAGE, "page") if isinstance(value, str) and name == "runbook_base_url" else value
-        is_url = isinstance(address, str) and bool(re.fullmatch(r"https?://[^\s\"'{}]+", address))
-        self._must(is_url, "site", written, "a URL with http:// or https://", value)
-        return value.rstrip("/")
 
 
 def with_settings(contract: Contract, settings: Sequence[str]) -> Contract:

@@ -108,12 +108,39 @@ class ReportAnswer(NamedTuple):
 
 def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
     """Return an answer for each primary incident, the worst first; if there is none, the one about the whole report."""
-    families = (FAMILIES[name] for name in report.observed.not_measured)
-    hints = words.grouped((family.hint, family.name) for family in families)
+    hints = words.grouped((FAMILIES[name].hint, FAMILIES[name].name) for name in report.observed.not_measured)
     not_seen = tuple(f"{', '.join(names)} ({hint})" for hint, names in hints.items())
-    found = [_about(group, report, written_as)._replace(not_seen=not_seen) for group in words.alike(report)]
-    if found:
-        return found
+    about: list[ReportAnswer] = []
+    for group in words.alike(report):
+        first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
+        newest = [diagnosis.one_by_one[-1] for diagnosis in diagnoses]
+        where, when = words.where(first), words.when(first, written_as)
+        if len(group) > 1:
+            names = dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses)
+            where = f"{len(names):,} of {len(report.servers):,} servers ({listed(list(names))})"
+            ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
+            now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
+            when = f"{now}, first seen {words.began(diagnoses, written_as)}"
+        if len(group) == 1 and (death := words.death(group[0], report)):  # what users feel dates from the death
+            newest, when = [death.one_by_one[-1]], words.when(death, written_as)
+        answer = ReportAnswer(
+            verdict=words.severity(group[0], report).upper(),
+            where=where,
+            incident=first.incident.id,
+            title=first.incident.title,
+            impact=words.impact(group[0], report),
+            since=min(last.watched_since if last.since is None else last.since for last in newest),
+            when=when,
+            actions=choose_actions(group[0], report),
+            findings=tuple(group),
+            evidence=readings(words.evidence(first)),
+            ruled_out=tuple(refuted.name for refuted in first.refuted),
+            not_ruled_out=tuple(look_alike.name for look_alike in first.open),
+            not_seen=not_seen,
+        )
+        about.append(answer)
+    if about:
+        return about
     if report.verdict == "warning":
         return [
             ReportAnswer(
@@ -139,35 +166,6 @@ def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
         unseen = () if report.observed.endings else tuple(coverage.not_seen(report))
         return [ReportAnswer(verdict, target, reasons=(healthy,), not_seen=(*unseen, *not_seen))]
     return [ReportAnswer("HEALTHY", target, reasons=(healthy,), not_seen=not_seen)]
-
-
-def _about(group: Sequence[Finding], report: Report, written_as: TimeFormat) -> ReportAnswer:
-    first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
-    newest = [diagnosis.one_by_one[-1] for diagnosis in diagnoses]
-    where, when = words.where(first), words.when(first, written_as)
-    if len(group) > 1:
-        names = list(dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses))
-        where = f"{len(names):,} of {len(report.servers):,} servers ({listed(names)})"
-        ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
-        now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
-        when = f"{now}, first seen {words.began(diagnoses, written_as)}"
-    death = words.death(group[0], report)
-    if death and len(group) == 1:  # what users feel dates from the death
-        newest, when = [death.one_by_one[-1]], words.when(death, written_as)
-    return ReportAnswer(
-        verdict=words.severity(group[0], report).upper(),
-        where=where,
-        incident=first.incident.id,
-        title=first.incident.title,
-        impact=words.impact(group[0], report),
-        since=min(last.watched_since if last.since is None else last.since for last in newest),
-        when=when,
-        actions=choose_actions(group[0], report),
-        findings=tuple(group),
-        evidence=readings(words.evidence(first)),
-        ruled_out=tuple(refuted.name for refuted in first.refuted),
-        not_ruled_out=tuple(look_alike.name for look_alike in first.open),
-    )
 
 
 def readings(found: Sequence[Reading]) -> tuple[str, ...]:
