@@ -56,8 +56,23 @@ def run(options: RampOptions, observed: ObserveOptions) -> Ramp:
     """Return the analysed ramp; BadUsage if it cannot begin, Unreachable if no server responds."""
     contract, _ = site(None, observed.contract)
     limits = Limits(contract, options.step_seconds, options.most, options.rates)
-    if options.results:
-        return _analyse_results(options, observed, limits)
+    if options.results:  # each is a step, with the samples of a recording of the same time if there is one
+        recording, steps = None, []
+        by_clients = results.read(options.results)
+        if observed.targets:
+            if not exists(observed.targets[0]):
+                raise BadUsage("with --results, TARGET is a recording that was made meanwhile, or is left out")
+            recording = observe(observed, contract)
+        for offer, client in by_clients:
+            step = measure(offer, between(recording, client.start, client.end), contract, client)
+            steps.append(step or step_from_client(offer, client, contract))
+        limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
+        if recording:
+            return conclude(steps, limits, _circumstances(options, recording, contract, "a load tool"))
+        names = ", ".join(printable(path.name, 60) for path in options.results)
+        note = "what binds is not known: no metrics of the server; give a recording as TARGET"
+        measured_on = MeasuredOn(at=max((client.end for _, client in by_clients), default=0.0), load_by="a load tool")
+        return conclude(steps, limits, Circumstances(names, options.model, notes=(note,), measured_on=measured_on))
     if not options.attach and not exists(observed.targets[0]):
         return _generate_load(options, observed, limits)
     traffic = observe(observed, contract)  # which is cut into steps of equal length
@@ -151,28 +166,6 @@ def write_html(ramp: Ramp, file: Path, earlier: RampResult | None) -> None:
 
 
 # -- the load of another tool ------------------------------------------------------------------------------------------
-
-
-def _analyse_results(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
-    """Analyse each result as a step, with the samples of a recording of the same time if there is one."""
-    files, recording = options.results or [], None
-    measured = results.read(files)
-    if observed.targets:
-        if not exists(observed.targets[0]):
-            raise BadUsage("with --results, TARGET is a recording that was made meanwhile, or is left out")
-        recording = observe(observed, limits.contract)
-    steps = []
-    for offer, client in measured:
-        scraped = between(recording, client.start, client.end)
-        step = measure(offer, scraped, limits.contract, client)
-        steps.append(step or step_from_client(offer, client, limits.contract))
-    limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
-    if recording:
-        return conclude(steps, limits, _circumstances(options, recording, limits.contract, "a load tool"))
-    names = ", ".join(printable(path.name, 60) for path in files)
-    note = "what binds is not known: no metrics of the server; give a recording as TARGET"
-    measured_on = MeasuredOn(at=max((client.end for _, client in measured), default=0.0), load_by="a load tool")
-    return conclude(steps, limits, Circumstances(names, options.model, notes=(note,), measured_on=measured_on))
 
 
 def _circumstances(options: RampOptions, observed: Observation, contract: Contract, load_by: str = "") -> Circumstances:

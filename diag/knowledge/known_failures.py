@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -500,21 +500,21 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
 
 def _has_options(version: str, clause: str) -> bool:
     """Return True if a release, "" if unknown, has the options that a clause offers; a container's are not vLLM's."""
-    flags = WORDS.flag.finditer(clause) if release(version) and not WORDS.of_container.search(clause) else ()
+    at = release(version)
+    flags = WORDS.flag.finditer(clause) if at and not WORDS.of_container.search(clause) else ()
+    named = [(*variables().get(word["name"], ("", "")), word) for word in WORDS.variable.finditer(clause) if at]
     return all(
         (name := "--" + flag["name"][2:].removeprefix("no-")) not in known()
         or bool(flag["other"])
         or known()[name].in_release(version)
         or bool(WORDS.removes.search(clause))
         for flag in flags
-    ) and all(map(partial(_reads, release(version)), WORDS.variable.finditer(clause) if release(version) else ()))
-
-
-def _reads(at: tuple[int, ...], variable: re.Match[str]) -> bool:
-    """Return True if a release reads a variable of vLLM's, or reads one that a clause names for other releases."""
-    first, last = variables().get(variable["name"], ("", ""))
-    is_read = release(first) <= at and (not last or at <= release(last) or last == versions()[-1])
-    return not first or is_read or bool(variable["of"] or variable["other"])
+    ) and all(
+        not first
+        or bool(word["of"] or word["other"])  # the clause names it for other releases
+        or (release(first) <= at and (not last or at <= release(last) or last == versions()[-1]))
+        for first, last, word in named
+    )
 
 
 def is_refuted(clause: str, near: str) -> bool:
