@@ -169,7 +169,19 @@ class FailureKind(NamedTuple):
             names_it = WORDS.says_nothing.search(text) and not WORDS.is_logged.search(whole)
             values |= {"": shown, _LINE: bare(whole) if names_it else values[_LINE]}
             values |= {name: hidden(value or "?") for name, value in near.groupdict().items()}
-        return values if all(_holds(comparison, values) for comparison in self.figures) else None
+        for comparison in self.figures:  # of numbers of the error: "wanted < free", "allocated < 0.1 total"
+            parts = _FIGURES.fullmatch(comparison)
+            if parts is None:
+                raise ValueError(comparison)
+            texts = (values.get(parts[side], parts[side]) for side in ("left", "right"))
+            amounts = [amount for said in texts if (amount := _AMOUNT.match(said.replace(",", "")))]
+            if len(amounts) < 2:
+                return None
+            left, right = (float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] for amount in amounts)
+            right *= float(parts["factor"] or 1)
+            if not (left < right if parts["op"] == "<" else left > right):
+                return None
+        return values
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """Yield the mistakes of the texts, each with its key: a group or a function that does not exist."""
@@ -245,20 +257,6 @@ def around(line: str, pattern: str | re.Pattern[str], most: int = MOST_SEEN) -> 
         start += next((gap.end() for gap in re.finditer(r"[\s/]", line[start:at])), 0)
         return printable(f"… {line[start:].strip()}", most)
     return printable(line[start:].strip(), most)
-
-
-def _holds(comparison: str, values: Mapping[str, str]) -> bool:
-    """Return True if numbers of an error compare so: "wanted < free", "allocated < 0.1 total"."""
-    parts = _FIGURES.fullmatch(comparison)
-    if parts is None:
-        raise ValueError(comparison)
-    texts = (values.get(parts[side], parts[side]) for side in ("left", "right"))
-    amounts = [amount for text in texts if (amount := _AMOUNT.match(text.replace(",", "")))]
-    if len(amounts) < 2:
-        return False
-    left, right = (float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] for amount in amounts)
-    right *= float(parts["factor"] or 1)
-    return left < right if parts["op"] == "<" else left > right
 
 
 @lru_cache(maxsize=512)

@@ -103,39 +103,18 @@ def dashboards(incidents: Sequence[Incident], contract: Contract, per_incident: 
 def fleet_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
     """Return the page on all servers: which one has which incident, since when."""
     scope = DashboardScope(contract, ("model",), series)
-    firing = scope.add_matchers(worst_severity(ANY, scope.by("incident")))
-    timeline = grafana.state_timeline(
-        PanelHeader(
-            "Incidents over time", "Healthy: one green bar. Else a bar for each incident of a server.", width=24
-        ),
-        [PanelQuery(f"{firing} or on () {NO_INCIDENT}", legend(("incident", *scope.by())))],
-        STATES,
-    )
-    return page_of(
-        scope,
-        "fleet",
-        "Fleet",
-        "Which server has which incident, since when; every server in a row.",
-        {
-            "Current state": _current_state(scope),
-            "Incidents, worst first": [_firing(scope), timeline],
-            "Servers, worst first": [_servers(scope)],
-        },
-    )
-
-
-def _firing(scope: DashboardScope) -> Any:
-    """Return a row for each incident whose alert fires: severity, where, model, since when; links to act on it."""
-    by, server = scope.by("engine", "gpu", "incident"), ", ".join(scope.by())
-    worst = scope.add_matchers(worst_severity(ANY, by, pending=False))
+    # a row for each incident whose alert fires: severity, where, model, since when; links to act on it
+    parts, by = scope.by("engine", "gpu", "incident"), scope.by()
+    incident_labels, server = ", ".join(parts), ", ".join(by)
+    worst = scope.add_matchers(worst_severity(ANY, parts, pending=False))
     models = scope.add_matchers(f"group by ({server}, model_name) (last_over_time({RUNNING}[1h]))")
     with_model = f"{worst} * on ({server}) group_left (model_name) topk by ({server}) (1, {models})"
     since = scope.add_matchers(
-        f"min by ({', '.join(by)}) (1000 * ALERTS_FOR_STATE{{{ANY}}})"
-        f' and on ({", ".join(by)}) ALERTS{{alertstate="firing", {ANY}}}'
+        f"min by ({incident_labels}) (1000 * ALERTS_FOR_STATE{{{ANY}}})"
+        f' and on ({incident_labels}) ALERTS{{alertstate="firing", {ANY}}}'
     )
     columns = {
-        "severity": TableColumn(f"{with_model} or on ({', '.join(by)}) {worst} or on () {NO_INCIDENT}"),
+        "severity": TableColumn(f"{with_model} or on ({incident_labels}) {worst} or on () {NO_INCIDENT}"),
         "since": TableColumn(since, "dateTimeAsIso"),
     }
     links = {
@@ -143,7 +122,40 @@ def _firing(scope: DashboardScope) -> Any:
         "runbook": scope.site.runbook_url("${__data.fields.incident}"),
     }
     description = "Healthy: one row without an incident. A row opens the server with the signals of its incident."
-    return grafana.table(PanelHeader("Incidents now", description, width=24), columns, STATES, links, height=7)
+    header = PanelHeader("Incidents now", description, width=24)
+    incidents = grafana.table(header, columns, STATES, links, height=7)
+    worst = scope.add_matchers(worst_severity(ANY, by))
+    running = f"{RUNNING} or on ($by) 0 * last_over_time({RUNNING}[1d])"  # a dead server has its model, too
+    columns = {
+        "state": TableColumn(f"{worst} or {scope.fill(PRESENT, by)}"),
+        "running": TableColumn(scope.fill(f"sum by ($by, model_name) ({running})", by)),
+        "waiting": TableColumn(scope.fill(f"sum by ($by) ({WAITING})", by)),
+        "KV cache usage": TableColumn(scope.fill(KV_CACHE_USAGE, by), "percentunit"),
+        "throughput": TableColumn(scope.fill(OUTPUT_RATE, by), TOKENS_PER_SECOND),
+        "TTFT p50": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p50"], by), "s"),
+        "TTFT p99": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p99"], by), "s"),
+        "ITL p99": TableColumn(scope.fill(quantiles(BUCKETS["ITL"])["p99"], by), "s"),
+        "burn rate": TableColumn(f"max by ({server}) ({burn_rate(scope)})"),
+    }
+    description = "Healthy: state ok, no request waits, KV cache usage below 90 %, burn rate below 1."
+    header = PanelHeader("Servers", description, width=24)
+    servers = grafana.table(header, columns, STATES, {"this server": row_url(scope)})
+    firing = scope.add_matchers(worst_severity(ANY, scope.by("incident")))
+    description = "Healthy: one green bar. Else a bar for each incident of a server."
+    query = PanelQuery(f"{firing} or on () {NO_INCIDENT}", legend(("incident", *by)))
+    header = PanelHeader("Incidents over time", description, width=24)
+    timeline = grafana.state_timeline(header, [query], STATES)
+    return page_of(
+        scope,
+        "fleet",
+        "Fleet",
+        "Which server has which incident, since when; every server in a row.",
+        {
+            "Current state": _current_state(scope),
+            "Incidents, worst first": [incidents, timeline],
+            "Servers, worst first": [servers],
+        },
+    )
 
 
 def _current_state(scope: DashboardScope) -> list[Any]:
@@ -184,26 +196,6 @@ def _current_state(scope: DashboardScope) -> list[Any]:
         stat("Requests waiting", "Healthy: 0 most of the time.", waiting),
         stat("Generation throughput", "Healthy: in proportion to the load.", tokens, unit=TOKENS_PER_SECOND),
     ]
-
-
-def _servers(scope: DashboardScope) -> Any:
-    by = scope.by()
-    worst = scope.add_matchers(worst_severity(ANY, by))
-    running = f"{RUNNING} or on ($by) 0 * last_over_time({RUNNING}[1d])"  # a dead server has its model, too
-    columns = {
-        "state": TableColumn(f"{worst} or {scope.fill(PRESENT, by)}"),
-        "running": TableColumn(scope.fill(f"sum by ($by, model_name) ({running})", by)),
-        "waiting": TableColumn(scope.fill(f"sum by ($by) ({WAITING})", by)),
-        "KV cache usage": TableColumn(scope.fill(KV_CACHE_USAGE, by), "percentunit"),
-        "throughput": TableColumn(scope.fill(OUTPUT_RATE, by), TOKENS_PER_SECOND),
-        "TTFT p50": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p50"], by), "s"),
-        "TTFT p99": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p99"], by), "s"),
-        "ITL p99": TableColumn(scope.fill(quantiles(BUCKETS["ITL"])["p99"], by), "s"),
-        "burn rate": TableColumn(f"max by ({', '.join(by)}) ({burn_rate(scope)})"),
-    }
-    description = "Healthy: state ok, no request waits, KV cache usage below 90 %, burn rate below 1."
-    header = PanelHeader("Servers", description, width=24)
-    return grafana.table(header, columns, STATES, {"this server": row_url(scope)})
 
 
 def row_url(scope: DashboardScope, *values: str) -> str:
