@@ -108,10 +108,9 @@ class Evaluator:
         return _Evaluation(self, instants, kept)
 
     def take_room(self, vector: Vector) -> bool:
-        if _cells(vector) > self._room:
-            return False
-        self._room -= _cells(vector)
-        return True
+        has_room = (cells := _cells(vector)) <= self._room
+        self._room -= cells * has_room
+        return has_room
 
 
 def _cells(vector: Vector) -> int:

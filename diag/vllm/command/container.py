@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from diag.vllm.command.shell import NOTATIONS, compiled, default
+from diag.vllm.command.shell import NOTATIONS, compiled, default, noted
 
-_LOCAL = compiled(NOTATIONS["patterns"]["container_local"])
-IS_ALONE = compiled(NOTATIONS["patterns"]["container_is_alone"])
+_LOCAL = noted("container_local")
+IS_ALONE = noted("container_is_alone")
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _OTHER_CHIPS = {"aws.amazon.com/neuroncore", "aws.amazon.com/neuron", "google.com/tpu"}
@@ -191,7 +191,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     published = options.get("--publish", [])
     ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in published if not is_host]
     is_local = all(map(_LOCAL.match, published))
-    is_fragment = _OF_A_SERVICE.isdisjoint(options)
+    is_fragment = options.keys().isdisjoint(NOTATIONS["of_a_service"])
     return Container(
         kind=kind,
         checks={"health check": probe} if probe else {},
@@ -226,7 +226,6 @@ def _port(text: str) -> int:
     return int(text) if text.isdigit() and len(text) < 6 else 0
 
 
-_OF_A_SERVICE = frozenset[str](NOTATIONS["of_a_service"])
 LONG = {"-v": "--volume", "-p": "--publish", "-m": "--memory", "-u": "--user", "-w": "--workdir", "-B": "--bind"}
 
 
