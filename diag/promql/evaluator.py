@@ -143,7 +143,7 @@ class _Evaluation:
         match node:
             case Binary():
                 left = self.vector(node.left)
-                if node.op != "or" and not left.scalar and not left.present.any():
+                if node.op != "or" and not left.scalar and not np.count_nonzero(left.present):
                     return stack((), self.instants.size)  # nothing matches it: the right side need not be computed
                 return binary(node.op, left, self.vector(node.right), node.matching, node.return_bool)
             case Aggregate():

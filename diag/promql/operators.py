@@ -46,7 +46,7 @@ def binary(op: str, left: Vector, right: Vector, matching: Matching, return_bool
         left_keys, right_keys = _signatures(left, right, matching)
         if op == "or":
             added = right.present & ~_seen(left_keys, left.present, right_keys)
-            if not added.any():
+            if not np.count_nonzero(added):
                 return left
             values, present = np.concatenate([left.values, right.values]), np.concatenate([left.present, added])
             return merged((*left.labels, *right.labels), values, present)
