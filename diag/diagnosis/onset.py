@@ -265,7 +265,9 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
             after = episodes[-1][1] if episodes else None
             episodes = (*episodes, (_began(diagnosis, (since, until), after, queries), until))
         since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
-        result[place] = diagnosis._replace(since=since, episodes=episodes)
+        first = queries.source.first / 1000 if since is None and episodes else diagnosis.watched_since
+        watched = diagnosis.instants[0] - min(first, diagnosis.watched_since)
+        result[place] = diagnosis._replace(since=since, episodes=episodes, watched=watched)
         if diagnosis.state == "present":
             result[place] = _ended(result[place], queries)
     # what only the page of an engine shows, and is no consequence of its death, ended with it
