@@ -206,8 +206,31 @@ class AmdDriver:
         return max(len(amdsmi.devices()), len(self._gpus))
 
     def gpus(self) -> Sequence[AmdGpu]:
-        devices = amdsmi.devices()
-        gpus = [_identified(index, device, self._gpus) for index, device in enumerate(devices)]
+        gpus = list[AmdGpu]()
+        for index, device in enumerate(amdsmi.devices()):
+            bdf = str(device.ask("amdsmi_get_gpu_device_bdf") or "")
+            here = next((gpu.uuid for gpu in self._gpus.values() if gpu.index == index), "")
+            uuid = str(device.ask("amdsmi_get_gpu_device_uuid") or bdf or here)
+            if uuid in self._gpus:
+                self._gpus[uuid].device, self._gpus[uuid].index = device, index
+                gpus.append(self._gpus[uuid])
+                continue
+            asic = device.ask("amdsmi_get_gpu_asic_info") or {}
+            board = device.ask("amdsmi_get_gpu_board_info") or {}
+            driver = device.ask("amdsmi_get_gpu_driver_info") or {}
+            runtime = device.ask("amdsmi_get_gpu_enumeration_info") or {}
+            number_of_hip = number(runtime.get("hip_id"))
+            serial = str(asic.get("asic_serial", "")).lower().removeprefix("0x")
+            hip = index if number_of_hip is None else int(number_of_hip)
+            names: Iterable[object] = (hip, uuid, runtime.get("hip_uuid"), f"GPU-{serial}" if serial else "")
+            # both may be "N/A", or a number in hexadecimal where the driver does not know the product
+            products = (asic.get("market_name"), board.get("product_name"))
+            product = next((name for name in products if name and not name.startswith(("N/A", "0x"))), "")
+            version = str(driver.get("driver_version", "")).replace("N/A", "")
+            about = (str(product), bdf, version, "")
+            has_memory = asic.get("target_graphics_version") not in SHARE_THE_HOST_MEMORY
+            known_as = frozenset(str(name).lower() for name in names if name not in ("", None))
+            gpus.append(AmdGpu(index, device, uuid, about, has_memory=has_memory, names=known_as))
         present = {gpu.uuid for gpu in gpus}
         for gpu in self._gpus.values():
             if gpu.uuid not in present:
@@ -260,29 +283,3 @@ def _generation(device: AmdDevice, *keys: str) -> float | None:
 def _temperature(device: AmdDevice, sensor: str, metric: str) -> float | None:
     args = [("AmdSmiTemperatureType", sensor), ("AmdSmiTemperatureMetric", metric)]
     return device.number("amdsmi_get_temp_metric", args=args)
-
-
-def _identified(index: int, device: AmdDevice, known: Mapping[str, AmdGpu]) -> AmdGpu:
-    """Return the GPU at an index: a known one by UUID, or by index if it does not tell; else a new one."""
-    bdf = str(device.ask("amdsmi_get_gpu_device_bdf") or "")
-    here = next((gpu.uuid for gpu in known.values() if gpu.index == index), "")
-    uuid = str(device.ask("amdsmi_get_gpu_device_uuid") or bdf or here)
-    if uuid in known:
-        known[uuid].device, known[uuid].index = device, index
-        return known[uuid]
-    asic = device.ask("amdsmi_get_gpu_asic_info") or {}
-    board = device.ask("amdsmi_get_gpu_board_info") or {}
-    driver = device.ask("amdsmi_get_gpu_driver_info") or {}
-    runtime = device.ask("amdsmi_get_gpu_enumeration_info") or {}
-    number_of_hip = number(runtime.get("hip_id"))
-    serial = str(asic.get("asic_serial", "")).lower().removeprefix("0x")
-    hip = index if number_of_hip is None else int(number_of_hip)
-    names: Iterable[object] = (hip, uuid, runtime.get("hip_uuid"), f"GPU-{serial}" if serial else "")
-    # both may be "N/A", or a number in hexadecimal where the driver does not know the product
-    products = (asic.get("market_name"), board.get("product_name"))
-    product = next((name for name in products if name and not name.startswith(("N/A", "0x"))), "")
-    version = str(driver.get("driver_version", "")).replace("N/A", "")
-    about = (str(product), bdf, version, "")
-    has_memory = asic.get("target_graphics_version") not in SHARE_THE_HOST_MEMORY
-    known_as = frozenset(str(name).lower() for name in names if name not in ("", None))
-    return AmdGpu(index, device, uuid, about, has_memory=has_memory, names=known_as)
