@@ -7,10 +7,11 @@ unchanged.
 
 import inspect
 import math
+import re
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -28,9 +29,12 @@ WINDOW = "15m"
 
 
 @cache
-def declared() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Return the options by command ("shared" for those of any), section of --help, and name of the parameter."""
-    return tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+def declared(command: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the options of a command ("shared": of any) by section of --help and name; no other table is parsed."""
+    text = Path(__file__).with_name("options.toml").read_text(encoding="utf-8")
+    tables = re.findall(rf"(?ms)^\[{command}\..*?(?=^\[|\Z)", text)
+    content: Mapping[str, Mapping[str, Any]] = tomllib.loads("".join(tables)).get(command, {})
+    return content
 
 
 class DeclaredCommand:
@@ -59,11 +63,11 @@ class DeclaredCommand:
         return {
             name: (section, name, row)
             for part in ("shared", self._name)
-            for section, options in declared().get(part, {}).items()
+            for section, options in declared(part).items()
             for name, row in options.items()
         }
 
-    @property
+    @cached_property
     def __signature__(self) -> inspect.Signature:
         rows = self._rows()
         parameters: list[inspect.Parameter] = []
@@ -75,7 +79,25 @@ class DeclaredCommand:
             for field in inspect.signature(parameter.annotation).parameters.values():
                 if field.name in rows:
                     parameters.append(field.replace(default=defaults.get(field.name, field.default)))
-        return inspect.Signature([_option(parameter, *rows[parameter.name]) for parameter in parameters])
+        options = []
+        for parameter in parameters:
+            section, name, row = rows[parameter.name]
+            is_joined = bool(row.get("joined"))  # by commas: it may be given several times
+            kind: Any = list[str] | None if is_joined else parameter.annotation
+            default = None if is_joined else parameter.default
+            settings = {key: value for key, value in row.items() if key not in ("flags", "completes", "joined")}
+            if row.get("completes"):
+                settings["autocompletion"] = _complete_id
+            if section == "Arguments":
+                option = typer.Argument(**settings)
+            else:
+                if row.get("metavar") == "SECONDS" or isinstance(row.get("min"), float):
+                    settings["callback"] = _reject_nan
+                flags = row.get("flags", [f"--{name.replace('_', '-')}"])
+                option = typer.Option(*flags, rich_help_panel=section, **settings)
+            annotation = Annotated[kind, option]
+            options.append(parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        return inspect.Signature(options)
 
     @property
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
@@ -84,25 +106,6 @@ class DeclaredCommand:
 
 def _is_record(parameter: inspect.Parameter) -> bool:
     return hasattr(parameter.annotation, "_fields")
-
-
-def _option(parameter: inspect.Parameter, section: str, name: str, row: Mapping[str, Any]) -> inspect.Parameter:
-    """Return a field as a parameter of the command; one that is `joined` by commas may be given several times."""
-    is_joined = bool(row.get("joined"))
-    kind: Any = list[str] | None if is_joined else parameter.annotation
-    default = None if is_joined else parameter.default
-    settings = {key: value for key, value in row.items() if key not in ("flags", "completes", "joined")}
-    if row.get("completes"):
-        settings["autocompletion"] = _complete_id
-    if section == "Arguments":
-        option = typer.Argument(**settings)
-    else:
-        if row.get("metavar") == "SECONDS" or isinstance(row.get("min"), float):
-            settings["callback"] = _reject_nan
-        flags = row.get("flags", [f"--{name.replace('_', '-')}"])
-        option = typer.Option(*flags, rich_help_panel=section, **settings)
-    annotation = Annotated[kind, option]
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _reject_nan(value: float | None) -> float | None:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from diag.vllm.command.shell import NOTATIONS, compiled, default
+from diag.vllm.command.shell import NOTATIONS, compiled, default, noted
 
-_LOCAL = compiled(NOTATIONS["patterns"]["container_local"])
-IS_ALONE = compiled(NOTATIONS["patterns"]["container_is_alone"])
+_LOCAL = noted("container_local")
+IS_ALONE = noted("container_is_alone")
 _SHM = "/dev/shm"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
 _OTHER_CHIPS = {"aws.amazon.com/neuroncore", "aws.amazon.com/neuron", "google.com/tpu"}
@@ -193,7 +193,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in published if not is_host]
     numbers = [port for port in ports if port.isdigit() and len(port) < 6]
     is_local = all(map(_LOCAL.match, published))
-    is_fragment = _OF_A_SERVICE.isdisjoint(options)
+    is_fragment = options.keys().isdisjoint(NOTATIONS["of_a_service"])
     return Container(
         kind=kind,
         checks={"health check": probe} if probe else {},
@@ -224,7 +224,6 @@ def _is_open_option(before: str, word: str) -> bool:
 _SWITCHES = {"-d", "--detach", "--rm", "-i", "-t", "-it", "-ti", "-itd", "-dit", "--init", "--privileged"}
 
 
-_OF_A_SERVICE = frozenset[str](NOTATIONS["of_a_service"])
 LONG = {"-v": "--volume", "-p": "--publish", "-m": "--memory", "-u": "--user", "-w": "--workdir", "-B": "--bind"}
 
 

@@ -14,11 +14,11 @@ from diag.vllm.command import redaction
 from diag.vllm.command.command import Command, is_server
 from diag.vllm.command.container import IS_ALONE, LONG
 from diag.vllm.command.redaction import VARIABLES
-from diag.vllm.command.shell import NOTATIONS, PLACEHOLDER, compiled, default, line, placeholder
+from diag.vllm.command.shell import PLACEHOLDER, compiled, default, line, noted, placeholder
 
 _ASSIGNMENT = compiled(r"(--env=|-e|)([A-Za-z_][A-Za-z0-9_]{0,60})=(.*)", re.DOTALL)
 _NAME = compiled(r"[A-Za-z_][A-Za-z0-9_]{0,60}")
-_PROGRAMS = compiled(NOTATIONS["patterns"]["shown_programs"])
+_PROGRAMS = noted("shown_programs")
 _OPTIONS, _WORDS = (frozenset(redaction.CONTENT[key]) for key in ("options", "words"))
 """Options of these programs that are shown, each with a value that is a number or one of _WORDS."""
 _NUMBERS = compiled(r"\d[\d.,:-]{0,30}[kmgKMG]?[bB]?")
