@@ -76,7 +76,23 @@ class AmdGpu(ListedGpu[AmdDevice]):
 
     def _read_each_time(self, device: AmdDevice, now: float) -> list[Sample]:
         metrics = device.metrics()
-        values = {**self._now(device, metrics), **self._throttling(metrics, now)}
+        values = self._now(device, metrics)
+        # what holds the clocks down: the bits of older GPUs, the time of MI300 and later
+        bits = metrics["indep_throttle_status"]
+        if bits is not None:
+            for reason, places in THROTTLED.items():
+                values["diag_gpu_throttle_active", (reason,)] = float(any(bits >> place & 1 for place in places))
+        names = ("accumulation_counter", *(name for counters in RESIDENCY.values() for name in counters))
+        steps = {name: value for name in names if (value := metrics[name]) is not None}
+        passed = steps.get("accumulation_counter", 0) - self._steps.get("accumulation_counter", 0)
+        for reason, counters in RESIDENCY.items():
+            grown = [steps[name] - self._steps[name] for name in counters if name in steps and name in self._steps]
+            if grown and passed > 0 and min(grown) >= 0:  # the counters begin anew with the driver
+                self._throttled[reason] += min(max(grown) / passed, 1.0) * (now - self._stepped_at)
+            if passed and any(name in steps for name in counters):
+                values["diag_gpu_throttle_seconds_total", (reason,)] = self._throttled[reason]
+        if "accumulation_counter" in steps:
+            self._steps, self._stepped_at = steps, now
         if device.fell_silent():
             raise GpuLost
         if self.has_memory:  # from here on, the kernel answers for a GPU that is gone, too
@@ -128,26 +144,6 @@ class AmdGpu(ListedGpu[AmdDevice]):
         for way, counter in (("tx", "xgmi_write_data_acc"), ("rx", "xgmi_read_data_acc")):
             kilobytes = metrics.all(counter)
             values["diag_gpu_nvlink_bytes_total", (way,)] = float(sum(kilobytes) * E3) if kilobytes else None
-        return values
-
-    def _throttling(self, metrics: Metrics, now: float) -> Values:
-        """Return what holds the clocks down: the bits of older GPUs, the time of MI300 and later."""
-        values: Values = {}
-        bits = metrics["indep_throttle_status"]
-        if bits is not None:
-            for reason, places in THROTTLED.items():
-                values["diag_gpu_throttle_active", (reason,)] = float(any(bits >> place & 1 for place in places))
-        names = ("accumulation_counter", *(name for counters in RESIDENCY.values() for name in counters))
-        steps = {name: value for name in names if (value := metrics[name]) is not None}
-        passed = steps.get("accumulation_counter", 0) - self._steps.get("accumulation_counter", 0)
-        for reason, counters in RESIDENCY.items():
-            grown = [steps[name] - self._steps[name] for name in counters if name in steps and name in self._steps]
-            if grown and passed > 0 and min(grown) >= 0:  # the counters begin anew with the driver
-                self._throttled[reason] += min(max(grown) / passed, 1.0) * (now - self._stepped_at)
-            if passed and any(name in steps for name in counters):
-                values["diag_gpu_throttle_seconds_total", (reason,)] = self._throttled[reason]
-        if "accumulation_counter" in steps:
-            self._steps, self._stepped_at = steps, now
         return values
 
     def _read_seldom(self, device: AmdDevice) -> list[Sample]:
