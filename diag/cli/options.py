@@ -7,10 +7,11 @@ unchanged.
 
 import inspect
 import math
+import re
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -28,9 +29,12 @@ WINDOW = "15m"
 
 
 @cache
-def declared() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Return the options by command ("shared" for those of any), section of --help, and name of the parameter."""
-    return tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+def declared(command: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the options of a command ("shared": of any) by section of --help and name; no other table is parsed."""
+    text = Path(__file__).with_name("options.toml").read_text(encoding="utf-8")
+    tables = re.findall(rf"(?ms)^\[{command}\..*?(?=^\[|\Z)", text)
+    content: Mapping[str, Mapping[str, Any]] = tomllib.loads("".join(tables)).get(command, {})
+    return content
 
 
 class DeclaredCommand:
@@ -59,11 +63,11 @@ class DeclaredCommand:
         return {
             name: (section, name, row)
             for part in ("shared", self._name)
-            for section, options in declared().get(part, {}).items()
+            for section, options in declared(part).items()
             for name, row in options.items()
         }
 
-    @property
+    @cached_property
     def __signature__(self) -> inspect.Signature:
         rows = self._rows()
         parameters: list[inspect.Parameter] = []

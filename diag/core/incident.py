@@ -12,6 +12,7 @@ $preemptions     a part or a signal by its name; `$preemptions[2m]` over another
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -123,8 +124,7 @@ class Signal(NamedTuple):
     @property
     def id(self) -> str:
         """The name by which an expression refers to the signal: its words, as in `preemptions_per_finished_request`."""
-        words = self.name.replace("--", "").replace("/", " per ").replace("'", "")
-        return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
+        return _id(self.name)
 
     def above(self, limit: float | str, why: Source) -> "Condition":
         """`self > limit`; a limit given by name is an entry of the measurement contract."""
@@ -156,6 +156,12 @@ class Condition(NamedTuple):
     def limit_with_unit(self) -> str:
         """The threshold for a text beside the condition, "5 %"; the name of an entry of the contract stays a name."""
         return self.limit if isinstance(self.limit, str) else quantity(self.limit, self.signal.unit)
+
+
+@lru_cache(maxsize=4096)
+def _id(name: str) -> str:
+    words = name.replace("--", "").replace("/", " per ").replace("'", "")
+    return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
 
 
 def _condition(signal: Signal, op: Comparison, limit: float | str, why: Source) -> Condition:

@@ -84,7 +84,7 @@ def _selections(name: str) -> re.Pattern[str]:
 @lru_cache(maxsize=4096)
 def in_any_release(promql: str) -> str:
     """Return PromQL that selects renamed metrics by all of their names, "increase(x[5m]) or increase(y[5m])"."""
-    for name, others in _RENAMED.items():
+    for name, others in _RENAMED.items() if OWN in promql else ():
         if OWN + name in promql:
             promql = _selections(name).sub(lambda selection: _by_all(selection, name, others), promql)  # noqa: B023
     return promql

@@ -160,8 +160,8 @@ def propose(
 def is_on_rocm(diagnosis: Diagnosis, queries: QueryCache, quotes: Sequence[Quote]) -> bool:
     """Return True if the server's telemetry, or a quoted line of its log, is of AMD GPUs."""
     proposer = _Proposer(diagnosis, queries, Running(), ())
-    shown = words().shows["rocm"]
-    return bool(proposer.value(runs_on_rocm)) or any(shown.search(f"{one.text} {one.cause}") for one in quotes)
+    shown = (words().shows["rocm"].search(f"{one.text} {one.cause}") for one in quotes)
+    return bool(proposer.value(runs_on_rocm)) or any(shown)
 
 
 def by_failure(failure: KnownFailure) -> Proposal:

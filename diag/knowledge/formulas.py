@@ -183,7 +183,7 @@ def _level(promql: str, per: tuple[str, ...]) -> tuple[str, ...]:
         labels = _level(DECLARED[clause[2]].promql, _labels(clause[3], per) if clause[3] else per)
     else:
         labels = _labels(clause[1], per)
-    copied = _COPIED.search(promql)
+    copied = "group_left" in promql and _COPIED.search(promql)
     return tuple(dict.fromkeys((*labels, *(_labels(copied[1], per) if copied else ()))))
 
 

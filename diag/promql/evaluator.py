@@ -108,10 +108,9 @@ class Evaluator:
         return _Evaluation(self, instants, kept)
 
     def take_room(self, vector: Vector) -> bool:
-        if _cells(vector) > self._room:
-            return False
-        self._room -= _cells(vector)
-        return True
+        has_room = (cells := _cells(vector)) <= self._room
+        self._room -= cells * has_room
+        return has_room
 
 
 def _cells(vector: Vector) -> int:
@@ -144,7 +143,7 @@ class _Evaluation:
         match node:
             case Binary():
                 left = self.vector(node.left)
-                if node.op != "or" and not left.scalar and not left.present.any():
+                if node.op != "or" and not left.scalar and not np.count_nonzero(left.present):
                     return stack((), self.instants.size)  # nothing matches it: the right side need not be computed
                 return binary(node.op, left, self.vector(node.right), node.matching, node.return_bool)
             case Aggregate():

@@ -57,7 +57,7 @@ class Windows:
     def nth_last(self, n: int) -> tuple[Floats, Millis]:
         """Return values (S, T) and times (T,) of the n-th last sample of each window; garbage where there are fewer."""
         place = np.maximum(self.after - n, 0)
-        return self.values[:, place], self.times[place]
+        return self.values.take(place, axis=1), self.times[place]
 
     def with_both(self, place: int) -> slice:
         """Return the instants whose windows hold the sample at this place and the next one; instants ascend."""
@@ -101,13 +101,13 @@ class RangeFunction(NamedTuple):
 
 def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: Floats) -> Vector:
     """Evaluate a function for the series of a block without holes."""
-    first, after = (np.searchsorted(block.times, bound, side="right") for bound in (spans.start, spans.end))
+    first, after = (block.times.searchsorted(bound, side="right") for bound in (spans.start, spans.end))
     windows = Windows(block.values, block.times, first, after, spans)
     shape = len(block.labels), spans.asked.size
     present = np.empty(shape, dtype=bool)
     present[:] = windows.count >= function.fewest
     values = np.zeros(shape)
-    if not present.any():
+    if not np.count_nonzero(present):
         return Vector(block.labels, values, present)
     if not function.gathers:
         return Vector(block.labels, function.compute(windows, argument), present)
@@ -194,8 +194,9 @@ def _changes(windows: Windows, _: Floats) -> Floats:
 
 def _count_pairs(differ: Bools, windows: Windows) -> Floats:
     """Count the neighbouring samples in each window that differ. differ: shape (S, N - 1)."""
-    counted = np.cumsum(np.pad(differ, ((0, 0), (1, 0))), axis=1, dtype=np.float64)
-    first, last = (np.clip(place, 0, windows.times.size - 1) for place in (windows.first, windows.after - 1))
+    counted = np.zeros(windows.values.shape)
+    differ.cumsum(axis=1, out=counted[:, 1:])
+    first, last = np.minimum(windows.first, windows.times.size - 1), np.maximum(windows.after - 1, 0)
     result: Floats = counted[:, last] - counted[:, first]
     return result
 

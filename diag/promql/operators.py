@@ -43,10 +43,10 @@ def binary(op: str, left: Vector, right: Vector, matching: Matching, return_bool
     if op in SET_OPERATIONS:
         if op != "and" and not (left.labels and right.labels):
             return right if op == "or" and not left.labels else left
-        left_keys, right_keys = (_signatures(side.labels, matching) for side in (left, right))
+        left_keys, right_keys = _signatures(left, right, matching)
         if op == "or":
             added = right.present & ~_seen(left_keys, left.present, right_keys)
-            if not added.any():
+            if not np.count_nonzero(added):
                 return left
             values, present = np.concatenate([left.values, right.values]), np.concatenate([left.present, added])
             return merged((*left.labels, *right.labels), values, present)
@@ -71,16 +71,18 @@ def _computed(op: str, left: Floats, right: Floats, return_bool: bool) -> tuple[
     holds = COMPARISONS[op](left, right)
     if return_bool:
         return holds.astype(np.float64), True
-    return np.broadcast_to(left, holds.shape), holds
+    return left if left.shape == holds.shape else np.broadcast_to(left, holds.shape), holds
 
 
-def _signatures(labels: Sequence[Labels], matching: Matching) -> list[frozenset[tuple[str, str]]]:
-    """Return the labels that two series must have in common to match, for each series."""
-    names = set(matching.labels)
-    if matching.on:
-        return [frozenset((name, series[name]) for name in names if name in series) for series in labels]
-    names.add(NAME)
-    return [frozenset(item for item in series.items() if item[0] not in names) for series in labels]
+def _signatures(left: Vector, right: Vector, matching: Matching) -> Sequence[Sequence[frozenset[tuple[str, str]]]]:
+    """Return the labels that two series must have in common to match, for each series of both sides."""
+    if len(left.labels) == 1 and left.labels == right.labels:  # one subject: whatever they are, they are the same
+        return [frozenset()], [frozenset()]
+    names, on = {*matching.labels} if matching.on else {*matching.labels, NAME}, matching.on
+    return [
+        [frozenset(item for item in series.items() if (item[0] in names) == on) for series in side.labels]
+        for side in (left, right)
+    ]
 
 
 def _seen(keys: Sequence[object], present: Bools, asked: Sequence[object]) -> Bools:
@@ -96,7 +98,7 @@ def _seen(keys: Sequence[object], present: Bools, asked: Sequence[object]) -> Bo
 
 def _matched(op: str, left: Vector, right: Vector, matching: Matching, return_bool: bool) -> Vector:
     many, one = (right, left) if matching.many == "right" else (left, right)
-    many_keys, one_keys = (_signatures(side.labels, matching) for side in (many, one))
+    many_keys, one_keys = _signatures(many, one, matching)
     _refuse_repeats(one_keys, one, many.present, "Many-to-many matching: more than one series of the one side has")
     rows_by_key: dict[object, list[int]] = {}
     for row, key in enumerate(one_keys):

@@ -28,6 +28,9 @@ _BYTE_ESCAPE = re.compile(r"\\(?:x[89a-fA-F]|[23][0-7]{2})")  # the parser reads
 _OPS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
 _MANY = {"VectorMatchCardinality.ManyToOne": "left", "VectorMatchCardinality.OneToMany": "right"}
 _N = TypeVar("_N")
+_MILLISECOND = timedelta(milliseconds=1)
+_NO_RESULT = (data.Range, data.Subquery, data.String)
+_BARE = data.Matching(on=False, labels=(), many="", include=())
 _Parts = Mapping[str, data.Node]
 """The nodes of a formula's parts, by the names of their series."""
 MOST_DEEP = 500
@@ -106,13 +109,13 @@ def parse(promql: str | Formula, with_parts: bool = True) -> data.Expression:
             if type(error).__name__ not in ("PanicException", "OverflowError"):  # the latter: a duration too long
                 raise
             raise ValueError(str(error)) from None
-        if _BYTE_ESCAPE.search(text):
+        if "\\" in text and _BYTE_ESCAPE.search(text):
             raise _Refused("an escaped byte")
         nodes = {
             name: parse(part).node if with_parts else _only(data.FormulaPart, part) for name, part in parts.items()
         }
         node = _node(tree, nodes)
-        if isinstance(node, data.Range | data.Subquery | data.String):
+        if isinstance(node, _NO_RESULT):
             raise _Refused("a range vector or a string as the result")
     except ValueError as error:
         raise Unsupported(f"`{text}` is not PromQL: {error}") from error
@@ -169,7 +172,7 @@ def _make(kind: Callable[..., Any], *fields: Hashable) -> Any:
 
 
 def _millis(duration: timedelta | None) -> int:
-    return 0 if duration is None else duration // timedelta(milliseconds=1)
+    return 0 if duration is None else duration // _MILLISECOND
 
 
 def _number(text: str) -> data.Number:
@@ -232,7 +235,7 @@ def _binary(tree: ast.BinaryExpr, parts: _Parts) -> data.Binary:
     op, modifier = str(tree.op), tree.modifier
     if op not in OPERATORS:
         raise _Refused(f"the operator {op}")
-    matching = data.Matching(on=False, labels=(), many="", include=())
+    matching = _BARE
     if modifier is not None:
         if modifier.fill_values.lhs is not None or modifier.fill_values.rhs is not None:
             raise _Refused("fill()")

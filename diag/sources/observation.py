@@ -218,7 +218,7 @@ def _derived_series(table: ScrapeTable, facts: ServerFacts, settled: RunningConf
     yield row("up", [not scrape.reason for scrape in table.scrapes])
     yield row("diag_vllm_up", [scrape.page is not None and scrape.page.layout.vllm for scrape in table.scrapes])
     for name, words in (("diag_vllm_late", f"{LATE}|{OTHER_ANSWER}"), ("diag_vllm_lost", OTHER_ANSWER)):
-        failed_so = [bool(re.search(words, scrape.reason, re.IGNORECASE)) for scrape in table.scrapes]
+        failed_so = [bool(scrape.reason and re.search(words, scrape.reason, re.IGNORECASE)) for scrape in table.scrapes]
         if any(failed_so):
             yield row(name, failed_so)
     prefixes = [scrape.page.faults.get("renamed", "") if scrape.page else "" for scrape in table.scrapes]

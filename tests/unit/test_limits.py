@@ -34,7 +34,7 @@ from diag.vllm.command import parse
 from diag.vllm.memory import model
 
 MIB = 2**20
-SCRAPING = options.declared()["shared"]["Scraping"]
+SCRAPING = options.declared("shared")["Scraping"]
 ROWS = {
     cells[1].strip(): cells[2]
     for cells in (row.split("|") for row in (ROOT / "docs/limits.md").read_text().splitlines())

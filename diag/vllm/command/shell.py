@@ -19,11 +19,12 @@ from diag.core.errors import BadUsage
 class _Pattern:
     """A pattern that is compiled when it is first used: most commands of diag read no launch."""
 
-    def __init__(self, text: str, flags: int) -> None:
-        self.wanted = text, flags
+    def __init__(self, text: str, flags: int, noted: str = "") -> None:
+        self.wanted, self.noted = (text, flags), noted
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(re.compile(*self.wanted), name)
+        text, flags = self.wanted
+        method = getattr(re.compile(NOTATIONS["patterns"][self.noted] if self.noted else text, flags), name)
         setattr(self, name, method)
         return method
 
@@ -32,7 +33,19 @@ def compiled(text: str, flags: int = 0) -> re.Pattern[str]:
     return cast(re.Pattern[str], _Pattern(text, flags))
 
 
-NOTATIONS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8"))
+def noted(name: str) -> re.Pattern[str]:
+    return cast(re.Pattern[str], _Pattern("", 0, name))
+
+
+class _Notations(dict[str, Any]):
+    """The tables of notations.toml, read when the first is asked for."""
+
+    def __missing__(self, name: str) -> Any:
+        self.update(tomllib.loads(Path(__file__).with_name("notations.toml").read_text(encoding="utf-8")))
+        return dict(self)[name]
+
+
+NOTATIONS: Mapping[str, Any] = _Notations()
 LONGEST = 2**15
 """Characters of a variable that is filled in: each may name others several times."""
 MOST_DOCUMENTS = 20
@@ -41,11 +54,11 @@ _KEYWORDS = {"while", "until", "do", "{", "!", "time"}
 _TESTS = ("[", "[[", "test")
 _DEEPEST = 16
 """Blocks within each other that tell the way to a command: each command has a path."""
-BLOCK = compiled(NOTATIONS["patterns"]["shell_block"])
-_BEHIND = compiled(NOTATIONS["patterns"]["shell_behind"])
-CONDITION = compiled(NOTATIONS["patterns"]["shell_condition"])
+BLOCK = noted("shell_block")
+_BEHIND = noted("shell_behind")
+CONDITION = noted("shell_condition")
 COMMENT = compiled(r"\{#(?:(?!\{#).){0,9999}?#\}|\{\{-?[ \t]*/\*(?:(?!/\*).){0,9999}?\*/[ \t]*-?\}\}", re.DOTALL)
-_FOLDED = compiled(NOTATIONS["patterns"]["shell_folded"])
+_FOLDED = noted("shell_folded")
 _TEMPLATE = compiled(r"\$?\{{2,3}-?\s*+([^{}]{0,200}?)\s*-?\}{2,3}|\{%[^{}]{0,200}%\}")
 
 _PIECE = compiled(
@@ -63,7 +76,7 @@ _INSIDE = compiled(r"\\.|\$\(|\$\{|['\"`()}]", re.DOTALL)
 _ENDS = {"$(": ")", "<(": ")", ">(": ")", "(": ")", "${": "}", '"': '"', "`": "`"}
 _ESCAPED = compiled(r"\\(?:\n|([$`\"\\]))")
 _ARRAY = compiled(r"\w+\+?=")
-PIPED = compiled(NOTATIONS["patterns"]["shell_piped"])
+PIPED = noted("shell_piped")
 _OF_JUST = compiled(r"\{\{[ \t]*([A-Za-z_][\w-]*)[ \t]*\}\}")
 _RULE = compiled(
     r"^(?![\w-]+=)[\w./%@-]([^\n:=]*+(?:=[ \t]*+(?:\"[^\"\n]*+\"|'[^'\n]*+'|[\w.-]++)[^\n:=]*+)*+):(?!=)[^\n=]*$",
@@ -76,7 +89,7 @@ _QUOTED = compiled(r"(?m)^([A-Z_]\w*)[ \t]*:?=[ \t]*(-[^\n]*[\"'][^\n]*)$")
 _OF_OUTER = compiled(r"'([^'\"\n\\$]*\$[^'\"\n\\]*)'")
 _BY_ENVIRONMENT = compiled(r"env(?:_var_or_default)?\(\s*[\"'](\w+)[\"'],\s*[\"']([^\"'{}$`]*)[\"']\s*\)")
 _HEREDOC = compiled(r"(?<!<)<<(?!<)-?[ \t]*['\"\\]?(\w+)")
-_FAR = compiled(NOTATIONS["patterns"]["shell_far"])
+_FAR = noted("shell_far")
 _SHELL = compiled(r"(?:^|[\s;&|/])(?:ssh|pdsh|(?:ba|z|k|da)?sh)\b")
 
 
@@ -435,7 +448,7 @@ def _nested_end(text: str, at: int) -> int:
 
 HIDDEN = "REDACTED"
 """Replaces a secret in a quoted line of a log, and in recordings of older releases."""
-PLACEHOLDER = compiled(NOTATIONS["patterns"]["shell_placeholder"])
+PLACEHOLDER = noted("shell_placeholder")
 _OPEN = compiled(r'[^"`\\!]*\$[A-Za-z_{@*][^"`\\!]*')
 _DEFAULT = compiled(r"\$\{[\w@*]+:?-([\"']?)([^{}$]*?)\1\}")
 _NESTED = 3
