@@ -153,7 +153,14 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
     A record is evaluated as often as the rules that read it, but every minute if its range is long. Of those that are
     evaluated as often as pages, those that are connected share a group, named by the subjects of its alerts.
     """
-    rare: dict[str | Alert, str] = {alert: group for alert in reads if (group := _rare(alert))}
+    rare: dict[str | Alert, str] = {}
+    for alert in reads:
+        incident, windows = alert.incident, [*map(seconds, dict(alert.conditions()))]
+        alone = not incident.explains and not incident.escalates  # else it is read at the instant of its page
+        if seconds(incident.hold) >= UNHURRIED or (alert.severity == "info" and alone) or min(windows) >= LONG:
+            rare[alert] = SLOW
+        elif alert.severity == "warning" and alone and seconds(incident.window) >= UNHURRIED:
+            rare[alert] = TICKETS
     readers: dict[str, list[str | Alert]] = {name: [] for name in rules}
     for alert, series in reads.items():
         for name in dict.fromkeys(series):
@@ -180,15 +187,6 @@ def _groups_of(rules: Mapping[str, RecordedSeries], reads: Mapping[Alert, Sequen
         kind = kinds.pop() if len(kinds) == 1 else "engine"
         placed[member] = rare.get(member, f"diag-{kind}")
     return placed
-
-
-def _rare(alert: Alert) -> str | None:
-    """Return the group of an alert that is evaluated more rarely than a page, None for any other alert."""
-    incident, windows = alert.incident, [*map(seconds, dict(alert.conditions()))]
-    alone = not incident.explains and not incident.escalates  # else it is read at the instant of its page
-    if seconds(incident.hold) >= UNHURRIED or (alert.severity == "info" and alone) or min(windows) >= LONG:
-        return SLOW
-    return TICKETS if alert.severity == "warning" and alone and seconds(incident.window) >= UNHURRIED else None
 
 
 def rule(alert: Alert, contract: Contract, series: Mapping[str, str], known: Known) -> Rule:

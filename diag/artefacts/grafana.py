@@ -296,7 +296,25 @@ def render(page: DashboardPage) -> str:
     variables: list[dict[str, Any]] = [
         {"name": "datasource", "label": "data source", "type": "datasource", "query": "prometheus", "hide": 0}
     ]
-    variables += [_query_variable(name, variable) for name, variable in page.variables.items()]
+    for name, variable in page.variables.items():
+        several = not variable.initial
+        chosen = ALL if several else {"selected": True, "text": variable.initial, "value": variable.initial}
+        query = {
+            "name": name,
+            "type": "query",
+            "query": variable.query,
+            "definition": variable.query,
+            "regex": variable.regex,
+            "datasource": DATA_SOURCE,
+            "current": chosen,
+            "includeAll": several,
+            "multi": several,
+            **({"allValue": ".*"} if several and not variable.hidden else {}),
+            "refresh": 2,
+            "sort": 1,
+            "hide": 2 if variable.hidden else 0,
+        }
+        variables.append(query)
     for name, (label, value) in page.inputs.items():
         chosen = {"selected": True, "text": value, "value": value}
         variables.append(
@@ -331,26 +349,6 @@ def render(page: DashboardPage) -> str:
     )
     content = json.loads(json.dumps(dashboard, cls=DashboardEncoder))
     return json.dumps(_modernize(content), indent=1, ensure_ascii=False) + "\n"
-
-
-def _query_variable(name: str, variable: QueryVariable) -> dict[str, Any]:
-    several = not variable.initial
-    chosen = ALL if several else {"selected": True, "text": variable.initial, "value": variable.initial}
-    return {
-        "name": name,
-        "type": "query",
-        "query": variable.query,
-        "definition": variable.query,
-        "regex": variable.regex,
-        "datasource": DATA_SOURCE,
-        "current": chosen,
-        "includeAll": several,
-        "multi": several,
-        **({"allValue": ".*"} if several and not variable.hidden else {}),
-        "refresh": 2,
-        "sort": 1,
-        "hide": 2 if variable.hidden else 0,
-    }
 
 
 def _modernize(dashboard: dict[str, Any]) -> dict[str, Any]:

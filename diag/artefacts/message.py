@@ -14,7 +14,7 @@ from urllib.parse import quote_plus
 from diag.artefacts.names import alert_label, alert_value, dashboard_uid, sanitized, subject_labels, threshold
 from diag.core.contract import ENTRIES, SLOS, Contract, Site
 from diag.core.formatting import printable, quantity
-from diag.core.incident import Condition, Fix, Incident, Signal, regroup
+from diag.core.incident import Condition, Incident, Signal, regroup
 from diag.diagnosis.decision_table import Reading
 from diag.knowledge.formulas import formula, model_series
 from diag.promql import add_matchers
@@ -167,39 +167,30 @@ class PrometheusTemplates(NamedTuple):
         if not {*labels} <= {*own}:
             return text
         for fix in reversed([*takewhile(lambda fix: not fix.restart, incident.fixes)]):
-            text = self._action(fix, incident, text)
+            words = f"{fix.change} Run: {fix.command}" if fix.command else fix.change
+            places = {*re.findall(r"\{(\w+)\}", words)}
+            culprit = next((row.signal for row in fix.only_if if row.signal.culprit_promql), None)
+            if isinstance(fix.value, Signal) and "value" in places <= _PLACES and not fix.flag:
+                # rounded and bounded as the doctor does, if its conditions hold
+                promql, extra = f"${fix.value.id}", culprit is not None
+                rounding = {"nearest": "floor({} + 0.5)", "up": "ceil({})", "power_of_two_below": "2 ^ floor(log2({}))"}
+                if fix.value.unit not in ("seconds", "watts", "share"):
+                    promql = rounding.get(fix.rounding, "{}").format(promql)
+                    promql = f"clamp_min({promql}, {fix.least:g})" if isinstance(fix.least, int | float) else promql
+                if fix.current and fix.direction:
+                    promql = f"{promql} {'<' if fix.direction == 'lower' else '>'} ${fix.current.id}"
+                for condition in fix.only_if:
+                    limit = self.message.contract.limit(condition.limit)
+                    promql = f"({promql}) and (${condition.signal.id} {condition.op} {limit:g})"
+            elif fix.command and places and culprit and places <= {*re.findall(r"\{(\w+)\}", culprit.culprit_label)}:
+                promql, extra = culprit.culprit_promql, True
+            else:
+                continue
+            value = self._of_subject(promql, incident=incident, extra=extra)
+            unit = fix.value.unit if isinstance(fix.value, Signal) and not fix.command else ""
+            row, filled = "{{ $f := first . }}{{ $v := $f.Value }}", _filled(words, "$f", alert_value(unit, "$v"))
+            text = f"{{{{ with {value} }}}}{row}{filled}{{{{ else }}}}{text}{{{{ end }}}}"
         return text
-
-    def _action(self, fix: Fix, incident: Incident, otherwise: str) -> str:
-        words = f"{fix.change} Run: {fix.command}" if fix.command else fix.change
-        places = {*re.findall(r"\{(\w+)\}", words)}
-        culprit = next((each.signal for each in fix.only_if if each.signal.culprit_promql), None)
-        if isinstance(fix.value, Signal) and "value" in places <= _PLACES and not fix.flag:
-            promql, extra = self._value(fix, fix.value), culprit is not None
-        elif fix.command and places and culprit and places <= {*re.findall(r"\{(\w+)\}", culprit.culprit_label)}:
-            promql, extra = culprit.culprit_promql, True
-        else:
-            return otherwise
-        found = self._of_subject(promql, incident=incident, extra=extra)
-        unit = fix.value.unit if isinstance(fix.value, Signal) and not fix.command else ""
-        shown = alert_value(unit, "$v")
-        text = _filled(words, "$f", shown)
-        row = "{{ $f := first . }}{{ $v := $f.Value }}"
-        return f"{{{{ with {found} }}}}{row}{text}{{{{ else }}}}{otherwise}{{{{ end }}}}"
-
-    def _value(self, fix: Fix, value: Signal) -> str:
-        """Return PromQL for the value of a fix, rounded and bounded as the doctor does, if its conditions hold."""
-        promql = f"${value.id}"
-        rounding = {"nearest": "floor({} + 0.5)", "up": "ceil({})", "power_of_two_below": "2 ^ floor(log2({}))"}
-        if value.unit not in ("seconds", "watts", "share"):
-            promql = rounding.get(fix.rounding, "{}").format(promql)
-            promql = f"clamp_min({promql}, {fix.least:g})" if isinstance(fix.least, int | float) else promql
-        if fix.current and fix.direction:
-            promql = f"{promql} {'<' if fix.direction == 'lower' else '>'} ${fix.current.id}"
-        for condition in fix.only_if:
-            limit = self.message.contract.limit(condition.limit)
-            promql = f"({promql}) and (${condition.signal.id} {condition.op} {limit:g})"
-        return promql
 
     def _of_subject(self, promql: str, *, incident: Incident | None = None, extra: bool = False) -> str:
         """Return a template that queries an expression for the subject of the alert alone."""

@@ -292,12 +292,28 @@ def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str
 
     `dashboards` are their texts by file.
     """
-    readers = _readers(incidents)
+    # the signals and incidents that read a metric: for conditions, and to compute fixes
+    readers: dict[str, list[tuple[Signal, Incident]]] = {}
+    for incident in incidents:
+        conditions = [*incident.every_condition, *(look.refuted_by for look in incident.looks_like if look.refuted_by)]
+        read = [condition.signal for condition in conditions]
+        for fix in incident.fixes:
+            read += [*fix.signals, *(condition.signal for condition in (*fix.only_if, *fix.expects))]
+        if incident.quotes:
+            read.append(incident.quotes)
+        for signal in dict.fromkeys(read):
+            formulas = [
+                formula(text, ("instance",), "5m", Contract())
+                for text in (signal.promql, signal.culprit_promql)
+                if text
+            ]
+            for name in {name for read_formula in formulas for name in metric_names(parse(read_formula))}:
+                readers.setdefault(name, []).append((signal, incident))
     sections: dict[str, list[tuple[str, ...]]] = {}
     for name, family in families().items():
         section = next(title for prefix, title in texts().metric_sections.items() if name.startswith(prefix))
         signals = sorted({signal.name for signal, _ in readers.get(name, [])})
-        use = ", ".join(f"`{incident}`" for incident in sorted({incident.id for _, incident in readers.get(name, [])}))
+        use = ", ".join(f"`{reader}`" for reader in sorted({incident.id for _, incident in readers.get(name, [])}))
         # in the text of a dashboard the name of a metric is followed by its matchers
         drawn_by = [file for file, text in dashboards.items() if f"{name}{{" in text]
         if drawn_by and not use:
@@ -334,24 +350,6 @@ def metric_reference(incidents: Sequence[Incident], dashboards: Mapping[str, str
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [columns, ["---"] * len(columns), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return f"\n## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _readers(incidents: Sequence[Incident]) -> dict[str, list[tuple[Signal, Incident]]]:
-    """Return the signals and incidents that read a metric, by its name: for conditions, and to compute fixes."""
-    found: dict[str, list[tuple[Signal, Incident]]] = {}
-    for incident in incidents:
-        conditions = [*incident.every_condition, *(look.refuted_by for look in incident.looks_like if look.refuted_by)]
-        read = [condition.signal for condition in conditions]
-        for fix in incident.fixes:
-            read += [*fix.signals, *(condition.signal for condition in (*fix.only_if, *fix.expects))]
-        if incident.quotes:
-            read.append(incident.quotes)
-        for signal in dict.fromkeys(read):
-            texts = (signal.promql, signal.culprit_promql)
-            formulas = [formula(text, ("instance",), "5m", Contract()) for text in texts if text]
-            for name in {name for read_formula in formulas for name in metric_names(parse(read_formula))}:
-                found.setdefault(name, []).append((signal, incident))
-    return found
 
 
 # -- wrong advice and flags of vLLM

@@ -102,6 +102,14 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
     texts += [text for fix in incident.fixes for text in (fix.command, fix.change, fix.rollback)]
     pairs = rocm_commands_in("\n".join(texts)).items()
     on_rocm = [re.sub(r"\{(\w+)\}", r"<\1>", f"`{theirs}` instead of `{ours}`") for ours, theirs in pairs]
+    by_id, look_alikes = {other.id: other for other in incidents}, []
+    for look in incident.looks_like:
+        against = look.requires or look.refuted_by
+        deciding = f" Ruled out by {claim(against, contract)}." if against else ""
+        if not against and look.name in by_id:
+            deciding = f" Requires {claim(by_id[look.name].symptoms[0], contract)}."
+        name = _links([look.name]) if look.name in by_id else look.name
+        look_alikes.append(f"- {capitalized(name)}: {look.distinguish}{deciding}")
     # a silence has labels that outlast a restart
     lasting = [label for label in site.labels if label not in OF_ONE_SERVER and label != "model"]
     text = (PACKAGE / "artefacts" / "runbook.md").read_text(encoding="utf-8")
@@ -120,7 +128,7 @@ def runbook(incident: Incident, incidents: Sequence[Incident], contract: Contrac
         impact=capitalized(incident.impact),
         meaning=_meaning(incident, incidents, contract),
         do_now=_do_now(incident),
-        look_alikes=_look_alikes(incident, {other.id: other for other in incidents}, contract),
+        look_alikes="\n".join(look_alikes),
         fixes=_fixes(incident, contract),
         recovered=claim(recovered, contract),
         keeps_firing=keeps_firing(incident),
@@ -184,19 +192,6 @@ def _is_it_real(incident: Incident, contract: Contract, rules: RuleSet) -> dict[
         "symptoms": ". Or these: ".join(_claims(case.symptoms, contract) for case in (incident, *incident.rising)),
         "supports": f" Not required, but likelier with: {_claims(supports, contract)}." if supports else "",
     }
-
-
-def _look_alikes(incident: Incident, known: Mapping[str, Incident], contract: Contract) -> str:
-    """Return how to distinguish each look-alike, with the condition that rules it out or one that it requires."""
-    lines = []
-    for look in incident.looks_like:
-        against = look.requires or look.refuted_by
-        deciding = f" Ruled out by {claim(against, contract)}." if against else ""
-        if not against and look.name in known:
-            deciding = f" Requires {claim(known[look.name].symptoms[0], contract)}."
-        name = _links([look.name]) if look.name in known else look.name
-        lines.append(f"- {capitalized(name)}: {look.distinguish}{deciding}")
-    return "\n".join(lines)
 
 
 def _claims(conditions: Sequence[Condition], contract: Contract) -> str:

@@ -79,7 +79,25 @@ class DeclaredCommand:
             for field in inspect.signature(parameter.annotation).parameters.values():
                 if field.name in rows:
                     parameters.append(field.replace(default=defaults.get(field.name, field.default)))
-        return inspect.Signature([_option(parameter, *rows[parameter.name]) for parameter in parameters])
+        options = []
+        for parameter in parameters:
+            section, name, row = rows[parameter.name]
+            is_joined = bool(row.get("joined"))  # by commas: it may be given several times
+            kind: Any = list[str] | None if is_joined else parameter.annotation
+            default = None if is_joined else parameter.default
+            settings = {key: value for key, value in row.items() if key not in ("flags", "completes", "joined")}
+            if row.get("completes"):
+                settings["autocompletion"] = _complete_id
+            if section == "Arguments":
+                option = typer.Argument(**settings)
+            else:
+                if row.get("metavar") == "SECONDS" or isinstance(row.get("min"), float):
+                    settings["callback"] = _reject_nan
+                flags = row.get("flags", [f"--{name.replace('_', '-')}"])
+                option = typer.Option(*flags, rich_help_panel=section, **settings)
+            annotation = Annotated[kind, option]
+            options.append(parameter.replace(kind=parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+        return inspect.Signature(options)
 
     @property
     def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]  # of the object, not of its class
@@ -88,25 +106,6 @@ class DeclaredCommand:
 
 def _is_record(parameter: inspect.Parameter) -> bool:
     return hasattr(parameter.annotation, "_fields")
-
-
-def _option(parameter: inspect.Parameter, section: str, name: str, row: Mapping[str, Any]) -> inspect.Parameter:
-    """Return a field as a parameter of the command; one that is `joined` by commas may be given several times."""
-    is_joined = bool(row.get("joined"))
-    kind: Any = list[str] | None if is_joined else parameter.annotation
-    default = None if is_joined else parameter.default
-    settings = {key: value for key, value in row.items() if key not in ("flags", "completes", "joined")}
-    if row.get("completes"):
-        settings["autocompletion"] = _complete_id
-    if section == "Arguments":
-        option = typer.Argument(**settings)
-    else:
-        if row.get("metavar") == "SECONDS" or isinstance(row.get("min"), float):
-            settings["callback"] = _reject_nan
-        flags = row.get("flags", [f"--{name.replace('_', '-')}"])
-        option = typer.Option(*flags, rich_help_panel=section, **settings)
-    annotation = Annotated[kind, option]
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _reject_nan(value: float | None) -> float | None:

@@ -58,7 +58,6 @@ from diag.vllm.memory.ledger import (
     TURNS,
     WEIGHTS,
     Ledger,
-    Measured,
     differences,
     over_releases,
     uncounted,
@@ -141,7 +140,12 @@ def _estimate(options: BudgetOptions, logged: LoggedMemory) -> Budget:
     planned = setup(started, model, gpu, version)
     if "free" in logged.sizes:
         planned = replace(planned, free=logged.sizes["free"][1])
-    measured = _measured(logged, planned)
+    sizes: Mapping[str, tuple[int, int]] = logged.sizes
+    measured = {row: ByteRange(*sizes[name]) for name, row in _ROWS.items() if name in sizes}
+    if planned.graphs_in_budget and not planned.eager:  # vLLM's peak of activations may contain its estimate of graphs
+        measured.pop(ACTIVATIONS, None)
+    graphs = sizes.get("estimated graphs" if planned.graphs_in_budget else "graphs", sizes.get("graphs"))
+    measured |= {GRAPHS: ByteRange(*graphs)} if graphs else {}
     ledger = compute(model, planned, measured)
     wanted = suggestions(ledger, measured) if ledger.verdict != "fits" and ledger.kv_cache else []
 
@@ -246,19 +250,6 @@ def _mismatches(options: BudgetOptions, logged: LoggedMemory, ledger: Ledger) ->
         taken = kv_cache.low + (weights.low if weights else 0)
         if taken > (1 + ALIKE) * budget.high > 0:
             yield f"weights and KV cache of {gibibytes(taken)}, more than the budget of {gibibytes(budget.high)}"
-
-
-def _measured(logged: LoggedMemory, planned: Setup) -> Measured:
-    """Return the log's sizes by row.
-
-    If graphs count, vLLM subtracts its estimate of them, and its peak of activations may contain that.
-    """
-    sizes: Mapping[str, tuple[int, int]] = logged.sizes
-    measured = {row: ByteRange(*sizes[name]) for name, row in _ROWS.items() if name in sizes}
-    if planned.graphs_in_budget and not planned.eager:
-        measured.pop(ACTIVATIONS, None)
-    graphs = sizes.get("estimated graphs" if planned.graphs_in_budget else "graphs", sizes.get("graphs"))
-    return measured | ({GRAPHS: ByteRange(*graphs)} if graphs else {})
 
 
 # -- several GPUs ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions, judge_observation, record_servers, site
@@ -25,9 +25,6 @@ from diag.sources.recording import bundle, reader
 from diag.sources.source import SCRAPE_TIMEOUT, shown_targets
 from diag.vllm.command.free_text import hidden, hidden_lines
 from diag.vllm.command.shown import shown
-
-if TYPE_CHECKING:
-    from diag.sources.kubernetes.servers import ServersOfNamespace
 
 HOST = "host.json"
 WHAT = {
@@ -89,12 +86,23 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
             _copy(Path(options.targets[0]), folder)
             shown_as = options.targets[0]
         elif options.kind == "pods":
-            from diag.sources.kubernetes.servers import find
+            from diag.sources.kubernetes.servers import MOST_PODS_KEPT, find, gather
 
             pods = find(options.k8s, options.timeout or SCRAPE_TIMEOUT)
             record_servers(options, folder, pods)
             shown_as = pods.shown
-            left_out += [*_NOT_IN_PODS, *_write_pods(pods, folder)]
+            left_out += _NOT_IN_PODS
+            summaries = {}
+            for evidence in gather(pods, FIRST):
+                summaries[evidence.shown] = evidence.summary
+                _write_json(evidence.facts, folder / f"{POD}{evidence.name}.json")
+                for run, ends in evidence.logs.items():
+                    _write_ends(ends.first, ends.last, folder / f"{POD}{evidence.name}.{run}")
+                left_out += evidence.missing
+            _write_json(summaries, folder / HOST)
+            if len(pods.servers) > MOST_PODS_KEPT:
+                many = len(pods.servers) - MOST_PODS_KEPT
+                left_out.append(f"status, events and logs of {many} more pods: name a selector")
         else:
             record_servers(options, folder)
             shown_as = shown_targets(options.targets)
@@ -124,22 +132,6 @@ def _gathered(options: ObserveOptions) -> Iterator[tuple[Path, Report, str, list
         yield folder, report, launch, left_out
 
 
-def _write_pods(pods: "ServersOfNamespace", folder: Path) -> Iterator[str]:
-    """Write the files about the pods; yield what could not be had."""
-    from diag.sources.kubernetes.servers import MOST_PODS_KEPT, gather
-
-    summaries = {}
-    for evidence in gather(pods, FIRST):
-        summaries[evidence.shown] = evidence.summary
-        _write_json(evidence.facts, folder / f"{POD}{evidence.name}.json")
-        for run, ends in evidence.logs.items():
-            _write_ends(ends.first, ends.last, folder / f"{POD}{evidence.name}.{run}")
-        yield from evidence.missing
-    _write_json(summaries, folder / HOST)
-    if len(pods.servers) > MOST_PODS_KEPT:
-        yield f"status, events and logs of {len(pods.servers) - MOST_PODS_KEPT} more pods: name a selector"
-
-
 def _about_pods(folder: Path) -> dict[str, str]:
     """Return the files about pods, each with its description."""
     files = sorted(path.name for path in folder.glob(f"{POD}*"))
@@ -155,8 +147,13 @@ def _copy(source: Path, folder: Path) -> None:
         for name in logs.PAGES:
             if (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
-        about = reader.read_about(place)[0].removesuffix("\n").split("\n")
-        _write("".join(f"{_without_secrets(line)}\n" for line in about), folder / reader.ABOUT)
+        about = ""
+        for line in reader.read_about(place)[0].removesuffix("\n").split("\n"):
+            if command := _COMMAND.fullmatch(line):
+                about += f"{command[1]} = {json.dumps(shown(json.loads(command[2])), ensure_ascii=False)}\n"
+            else:  # a line with a secret is empty
+                about += f"{line if hidden(line) == line else ''}\n"
+        _write(about, folder / reader.ABOUT)
         if (place / HOST).is_file():
             _write_json(_read_host(place / HOST), folder / HOST)
         for name in (reader.LOG, *_about_pods(place)):
@@ -172,14 +169,6 @@ def _read_host(file: Path) -> dict[str, str]:
         return {}
     rows = facts.items() if isinstance(facts, dict) else ()
     return {hidden(name): hidden(str(fact)) for name, fact in rows if fact is not None}
-
-
-def _without_secrets(line: str) -> str:
-    """Return a line of recording.toml; of a command, its secrets are replaced, and any other line with one is empty."""
-    command = _COMMAND.fullmatch(line)
-    if command:
-        return f"{command[1]} = {json.dumps(shown(json.loads(command[2])), ensure_ascii=False)}"
-    return line if hidden(line) == line else ""
 
 
 def _write_log(log: Path, to: Path) -> None:

@@ -4,6 +4,7 @@ import platform
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from diag.commands.observe import judge_observation, site
@@ -106,12 +107,6 @@ def _as_for_a_server(samples: Sequence[Sample]) -> Iterator[Sample]:
     yield "diag_vllm_config", (_SHARE.strip("-").replace("-", "_"),), float(default(_SHARE, versions()[-1]) or 0.9)
 
 
-def _series(labels: Mapping[str, str]) -> str:
-    """Return the name of a series of one GPU, as in 'diag_gpu_temperature_celsius{sensor="gpu"}'."""
-    more = ",".join(f'{name}="{value}"' for name, value in labels.items() if name not in ("__name__", "gpu", "uuid"))
-    return labels["__name__"] + f"{{{more}}}" * bool(more)
-
-
 def _judged(number: str, samples: GpuSamples, report: Report, contract: Contract) -> JudgedGpu:
     of_gpu = [finding for finding in report.findings if dict(finding.diagnosis.subject).get("gpu") == number]
     findings, unseen = [], [finding.diagnosis.incident.id for finding in of_gpu if finding.diagnosis.state == "unknown"]
@@ -138,6 +133,12 @@ def _judged(number: str, samples: GpuSamples, report: Report, contract: Contract
         unseen = sorted({*unseen, "gpu_memory_contended"})  # its owner may be the server to come, or a stranger
     judged = {finding.diagnosis.incident.id for finding in of_gpu} - {*unseen}
     info = next((labels for labels, _ in samples.get("diag_gpu_info", ())), {})  # a GPU that is lost has none
-    samples = {name: rows for name, rows in samples.items() if name not in ("diag_gpu_info", "diag_gpu_serving")}
-    values = {_series(labels): value for rows in samples.values() for labels, value in rows if "pid" not in labels}
+    values = {}
+    drawn = (rows for name, rows in samples.items() if name not in ("diag_gpu_info", "diag_gpu_serving"))
+    for labels, value in chain.from_iterable(drawn):
+        if "pid" not in labels:
+            more = ",".join(
+                f'{name}="{text}"' for name, text in labels.items() if name not in ("__name__", "gpu", "uuid")
+            )
+            values[labels["__name__"] + f"{{{more}}}" * bool(more)] = value
     return JudgedGpu(number, info, tuple(findings), tuple(processes), tuple(unseen), bool(judged), values)

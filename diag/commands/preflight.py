@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from diag.core.metric_families import families
 from diag.http.address import from_environment, is_here, parse
 from diag.http.prometheus_api import Alertmanager, PrometheusApi, Refused
 from diag.lint.judge import ASSUMED, UNSTATED
-from diag.lint.rule import LintReport, is_open
+from diag.lint.rule import is_open
 from diag.lint.rules import RULES
 from diag.preflight import machine
 from diag.preflight.check import Ask, PreflightFacts
@@ -33,7 +33,6 @@ from diag.report import preflight as text
 from diag.sources import kept_ramp, source
 from diag.sources.source import Scraping
 from diag.vllm.command import redaction
-from diag.vllm.command.command import Command
 from diag.vllm.command.free_text import hidden
 from diag.vllm.command.parse import parse as parse_launch
 from diag.vllm.command.parse import read
@@ -88,12 +87,27 @@ def _of_launch(facts: PreflightFacts, options: PreflightOptions) -> PreflightFac
     launch = options.target
     command = read(launch)
     python = options.vllm_python or interpreter()
-    beside = python or _python_of(command)
+    beside = python
+    if not beside:  # the Python that the command starts, or the one beside its `vllm`
+        programs = (word for word in command.words[: command.arguments] if _PROGRAM.fullmatch(Path(word).name))
+        beside = shutil.which(expanded(next(programs, ""))) or ""
+        if Path(beside).name == "vllm":
+            place = Path(beside).with_name("python")
+            beside = str(place) if place.exists() else ""
     wheel = machine.wheel(beside) if beside and not command.elsewhere else Wheel()
     wanted = options.vllm_version or ("" if command.image else wheel.vllm)
     share = facts.contract.preflight.gpu_memory_share
     ignored = ignored_rules((), facts.contract)
-    lint = _together(judge_all(launch, wanted, ignored=ignored, gpu=options.gpu, tenant_share=share, ask=False))
+    lint, *others = judge_all(launch, wanted, ignored=ignored, gpu=options.gpu, tenant_share=share, ask=False)
+    if others:  # they start beside it
+        findings = [
+            replace(finding, message=f"{report.place or f'line {report.line}'}: {finding.message}")
+            for report in others
+            for finding in report.findings
+            if finding.severity != "info"
+        ]
+        note = f"the memory and the host of {plural(len(others), 'more server')}: give them one by one"
+        lint = replace(lint, findings=(*lint.findings, *findings), not_checked=(note, *lint.not_checked))
     command = read(launch, version=lint.version)
     gpus: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
     samples, no_gpus = gpu_samples(command)
@@ -112,21 +126,6 @@ def _of_launch(facts: PreflightFacts, options: PreflightOptions) -> PreflightFac
         python=python,
     )
     return _with_weights(_with_ledger(facts, options, launch))
-
-
-def _together(reports: Sequence[LintReport]) -> LintReport:
-    """Return the report on the first server with the errors and warnings of the others, which start beside it."""
-    first, *others = reports
-    if not others:
-        return first
-    findings = [
-        replace(finding, message=f"{report.place or f'line {report.line}'}: {finding.message}")
-        for report in others
-        for finding in report.findings
-        if finding.severity != "info"
-    ]
-    note = f"the memory and the host of {plural(len(others), 'more server')}: give them one by one"
-    return replace(first, findings=(*first.findings, *findings), not_checked=(note, *first.not_checked))
 
 
 def _with_ledger(facts: PreflightFacts, options: PreflightOptions, launch: str) -> PreflightFacts:
@@ -161,16 +160,6 @@ def _with_weights(facts: PreflightFacts) -> PreflightFacts:
     if downloads and (missing or not there):
         return facts
     return replace(facts, weight_files=there, missing_files=missing if there or named else ("every weight file",))
-
-
-def _python_of(command: Command) -> str:
-    """Return the Python that the command starts, or the one beside its `vllm`; "" if it is not found."""
-    programs = (word for word in command.words[: command.arguments] if _PROGRAM.fullmatch(Path(word).name))
-    program = shutil.which(expanded(next(programs, "")))
-    if not program or Path(program).name != "vllm":
-        return program or ""
-    beside = Path(program).with_name("python")
-    return str(beside) if beside.exists() else ""
 
 
 # -- a server that runs ------------------------------------------------------------------------------------------------

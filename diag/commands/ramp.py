@@ -32,7 +32,7 @@ from diag.ramp.run import STOPPED_BY_USER, Generator, RampRun, between, environm
 from diag.ramp.step import measure, step_from_client
 from diag.report import ramp as text
 from diag.report import ramps as kept_text
-from diag.report.terminal import StepsBar, steps_bar
+from diag.report.terminal import steps_bar
 from diag.sources import kept_ramp
 from diag.sources.kept_ramp import RampResult
 from diag.sources.live.scrape import UNTIL_STOPPED, BackgroundScraper, Scraper
@@ -56,11 +56,37 @@ def run(options: RampOptions, observed: ObserveOptions) -> Ramp:
     """Return the analysed ramp; BadUsage if it cannot begin, Unreachable if no server responds."""
     contract, _ = site(None, observed.contract)
     limits = Limits(contract, options.step_seconds, options.most, options.rates)
-    if options.results:
-        return _analyse_results(options, observed, limits)
-    if options.attach or exists(observed.targets[0]):
-        return _analyse_traffic(options, observed, limits)
-    return _generate_load(options, observed, limits)
+    if options.results:  # each is a step, with the samples of a recording of the same time if there is one
+        recording, steps = None, []
+        by_clients = results.read(options.results)
+        if observed.targets:
+            if not exists(observed.targets[0]):
+                raise BadUsage("with --results, TARGET is a recording that was made meanwhile, or is left out")
+            recording = observe(observed, contract)
+        for offer, client in by_clients:
+            step = measure(offer, between(recording, client.start, client.end), contract, client)
+            steps.append(step or step_from_client(offer, client, contract))
+        limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
+        if recording:
+            return conclude(steps, limits, _circumstances(options, recording, contract, "a load tool"))
+        names = ", ".join(printable(path.name, 60) for path in options.results)
+        note = "what binds is not known: no metrics of the server; give a recording as TARGET"
+        measured_on = MeasuredOn(at=max((client.end for _, client in by_clients), default=0.0), load_by="a load tool")
+        return conclude(steps, limits, Circumstances(names, options.model, notes=(note,), measured_on=measured_on))
+    if not options.attach and not exists(observed.targets[0]):
+        return _generate_load(options, observed, limits)
+    traffic = observe(observed, contract)  # which is cut into steps of equal length
+    if len(traffic.instances) != 1:
+        raise BadUsage(f"{printable(traffic.target)} has {len(traffic.instances)} servers: a ramp is of one")
+    start, end = (float(traffic.instants[at]) / 1000 for at in (0, -1))
+    shortest = max(limits.seconds, SCRAPES * traffic.interval)
+    parts = max(1, math.floor((end - start) / shortest))
+    measured = (
+        measure(Offer(), between(traffic, begin, begin + (end - start) / parts), contract, None)
+        for begin in np.linspace(start, end, parts + 1)[:-1]
+    )
+    steps = [step for step in measured if step]
+    return conclude(steps, limits, _circumstances(options, traffic, contract, "other clients")._replace(attached=True))
 
 
 def exit_code(ramp: Ramp) -> int:
@@ -142,45 +168,6 @@ def write_html(ramp: Ramp, file: Path, earlier: RampResult | None) -> None:
 # -- the load of another tool ------------------------------------------------------------------------------------------
 
 
-def _analyse_results(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
-    """Analyse each result as a step, with the samples of a recording of the same time if there is one."""
-    files, recording = options.results or [], None
-    measured = results.read(files)
-    if observed.targets:
-        if not exists(observed.targets[0]):
-            raise BadUsage("with --results, TARGET is a recording that was made meanwhile, or is left out")
-        recording = observe(observed, limits.contract)
-    steps = []
-    for offer, client in measured:
-        scraped = between(recording, client.start, client.end)
-        step = measure(offer, scraped, limits.contract, client)
-        steps.append(step or step_from_client(offer, client, limits.contract))
-    limits = limits._replace(seconds=min([limits.seconds, *(step.seconds for step in steps if step.is_usable)]))
-    if recording:
-        return conclude(steps, limits, _circumstances(options, recording, limits.contract, "a load tool"))
-    names = ", ".join(printable(path.name, 60) for path in files)
-    note = "what binds is not known: no metrics of the server; give a recording as TARGET"
-    measured_on = MeasuredOn(at=max((client.end for _, client in measured), default=0.0), load_by="a load tool")
-    return conclude(steps, limits, Circumstances(names, options.model, notes=(note,), measured_on=measured_on))
-
-
-def _analyse_traffic(options: RampOptions, observed: ObserveOptions, limits: Limits) -> Ramp:
-    """Analyse existing traffic, cut into steps of equal length."""
-    traffic = observe(observed, limits.contract)
-    if len(traffic.instances) != 1:
-        raise BadUsage(f"{printable(traffic.target)} has {len(traffic.instances)} servers: a ramp is of one")
-    start, end = (float(traffic.instants[at]) / 1000 for at in (0, -1))
-    shortest = max(limits.seconds, SCRAPES * traffic.interval)
-    parts = max(1, math.floor((end - start) / shortest))
-    measured = (
-        measure(Offer(), between(traffic, begin, begin + (end - start) / parts), limits.contract, None)
-        for begin in np.linspace(start, end, parts + 1)[:-1]
-    )
-    steps = [step for step in measured if step]
-    circumstances = _circumstances(options, traffic, limits.contract, "other clients")
-    return conclude(steps, limits, circumstances._replace(attached=True))
-
-
 def _circumstances(options: RampOptions, observed: Observation, contract: Contract, load_by: str = "") -> Circumstances:
     name = observed.instances[0]
     queries = QueryCache(observed, contract)
@@ -214,7 +201,15 @@ def _generate_load(options: RampOptions, observed: ObserveOptions, limits: Limit
     with steps_bar() as tick:
         plan = scrape_plan(observed, lambda share: None)
         with BackgroundScraper(Scraper(observed.targets, plan)).running() as watched:
-            before = _observe_traffic(watched, tick)
+            begun = time.monotonic()
+            while (passed := time.monotonic() - begun) <= 3 * TRAFFIC:
+                before = watched.seen()
+                if before and passed >= TRAFFIC and len(before.instants) > 2:
+                    break
+                tick("watching the traffic that is there", passed / TRAFFIC)
+                threading.Event().wait(0.2)
+            else:
+                raise Unreachable("the server answered no scrape within 30 s")
             traffic = own_traffic(before, limits.contract)
             lengths = request_lengths(before, options.prompt_tokens, options.output_tokens)
             circumstances = _circumstances(options, before, limits.contract)._replace(traffic=traffic, lengths=lengths)
@@ -225,23 +220,20 @@ def _generate_load(options: RampOptions, observed: ObserveOptions, limits: Limit
                 circumstances = circumstances._replace(notes=(note,))
             tick.pause()
             if not options.yes:
-                _confirm(shown_targets(observed.targets), lengths, limits)
+                target = shown_targets(observed.targets)
+                if not sys.stdin.isatty():
+                    raise BadUsage(f"a ramp puts {target} under as much load as it can serve: confirm that with --yes")
+                sys.stderr.write(
+                    f"diag ramp will put {target} under as much load as it can serve: steps of {number(limits.seconds)}"
+                    f" s with\ntwice as many requests each, {lengths.shown}. Its users will notice.\nStart? [y/N] "
+                )
+                sys.stderr.flush()
+                if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                    raise BadUsage("no load was made")
             ramp = RampRun(generator, watched, limits, tick, options.first)
             ramp.run()
     measured_on = circumstances.measured_on._replace(at=time.time(), load_by=generator.name)
     return conclude(ramp.steps, limits, circumstances._replace(stopped=ramp.stopped, measured_on=measured_on))
-
-
-def _observe_traffic(watched: BackgroundScraper, tick: StepsBar) -> Observation:
-    """Observe the server before the first step; Unreachable if it has no metrics."""
-    begun = time.monotonic()
-    while (passed := time.monotonic() - begun) <= 3 * TRAFFIC:
-        traffic = watched.seen()
-        if traffic and passed >= TRAFFIC and len(traffic.instants) > 2:
-            return traffic
-        tick("watching the traffic that is there", passed / TRAFFIC)
-        threading.Event().wait(0.2)
-    raise Unreachable("the server answered no scrape within 30 s")
 
 
 def _generator(options: RampOptions, url: str, before: Observation, model: str, lengths: RequestLengths) -> Generator:
@@ -263,16 +255,3 @@ def _generator(options: RampOptions, url: str, before: Observation, model: str, 
             os.environ, credentials.headers.get("Authorization", address.authorization), credentials.ca_file
         ),
     )
-
-
-def _confirm(target: str, lengths: RequestLengths, limits: Limits) -> None:
-    """Ask the user; BadUsage unless the answer is yes."""
-    if not sys.stdin.isatty():
-        raise BadUsage(f"a ramp puts {target} under as much load as it can serve: confirm that with --yes")
-    sys.stderr.write(
-        f"diag ramp will put {target} under as much load as it can serve: steps of {number(limits.seconds)} s with\n"
-        f"twice as many requests each, {lengths.shown}. Its users will notice.\nStart? [y/N] "
-    )
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise BadUsage("no load was made")

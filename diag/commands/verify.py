@@ -20,7 +20,6 @@ from diag.verify.compare import Verification, compare
 
 if TYPE_CHECKING:
     from diag.diagnosis.report import NormalReading
-    from diag.normal.baseline import Baseline
 
 EXIT = {"fixed": 0, "better": 1, "no effect": 1, "worse": 2, "not comparable": 3}
 
@@ -98,7 +97,14 @@ def save_baseline(options: ObserveOptions, file: Path | None, include_unhealthy:
             )
         why = "no request was running, or too few scrapes were answered"
         raise BadUsage(f"{listed(names)}: {why}: there is nothing to learn; observe it under load, and for longer")
-    return "\n".join([*left_out, _summary(goal, new, save(goal, new))])
+    counts = []
+    for baseline in (new, save(goal, new)):
+        windows, starts = (sum(map(len, rows)) for rows in zip(*(normal[1:] for normal in baseline), strict=True))
+        counts.append(f"{plural(windows, 'window')} and {plural(starts, 'start')}")
+    kinds = [f"{normal.kind.model or 'model unknown'} on vLLM {normal.kind.version or 'unknown'}" for normal in new]
+    learnt_of = listed(list(dict.fromkeys(map(printable, kinds))))
+    summary = f"{printable(str(goal))}: {counts[0]} observed ({learnt_of}); the file has {counts[1]} now"
+    return "\n".join([*left_out, summary])
 
 
 def compare_baselines(old: Path, new: Path) -> tuple[str, int]:
@@ -121,13 +127,3 @@ def compare_baselines(old: Path, new: Path) -> tuple[str, int]:
 
 def _direction(reading: "NormalReading") -> str:
     return "worse" if (reading.value > reading.normal) == (reading.worse == "higher") else "better"
-
-
-def _summary(file: Path, new: "Baseline", whole: "Baseline") -> str:
-    def counted(baseline: "Baseline") -> str:
-        windows, starts = (sum(map(len, rows)) for rows in zip(*(normal[1:] for normal in baseline), strict=True))
-        return f"{plural(windows, 'window')} and {plural(starts, 'start')}"
-
-    kinds = [f"{normal.kind.model or 'model unknown'} on vLLM {normal.kind.version or 'unknown'}" for normal in new]
-    names = listed(list(dict.fromkeys(printable(kind) for kind in kinds)))
-    return f"{printable(str(file))}: {counted(new)} observed ({names}); the file has {counted(whole)} now"

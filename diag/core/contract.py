@@ -213,14 +213,38 @@ class _File(NamedTuple):
         rules = self._table("lint", ("ignore",)).get("ignore", [])
         is_list = isinstance(rules, list) and all(isinstance(rule, str) for rule in rules)
         self._must(is_list, "lint", "ignore", "a list of lint rules", rules)
+        baseline = self._file("baseline", "file", self._table("baseline", ("file",)))
+        intended = self._table("preflight", Intentions._fields)
+        unchecked = self._table("preflight.ignore") if intended.get("ignore") else {}
+        numbers = {
+            name: self._number("preflight", name, value)
+            for name, value in intended.items()
+            if name not in ("ramp", "ignore")
+        }
+        if numbers.get("gpu_memory_share", 1) > 1:
+            raise self.bad("preflight", "gpu_memory_share", "gpu_memory_share must be a fraction of 1, such as 0.5")
+        ramp = self._file("preflight", "ramp", intended)
+        for name, reason in unchecked.items():
+            is_reason = isinstance(reason, str) and bool(reason.strip())
+            self._must(is_reason, "preflight.ignore", name, "the reason as a text", reason)
+        ignored = {}
+        for incident in self._table("ignore"):
+            table = f"ignore.{incident}"
+            entry: Mapping[str, Any] = dict.fromkeys(Ignored._fields) | self._table(table, Ignored._fields)
+            reason, until = entry["reason"], entry["until"]
+            is_reason = isinstance(reason, str) and bool(reason.strip())
+            self._must(is_reason, table, "reason", "a text that says why", reason)
+            is_day = isinstance(until, date) and not isinstance(until, datetime)
+            self._must(is_day, table, "until", "the last day, such as 2027-01-31", until)
+            ignored[incident] = Ignored(" ".join(reason.split()), until)
         return Contract(
             **entries,
             site=site,
             limits=limits,
             ignored_rules=dict.fromkeys(rules, f"{self.path}{self._line('lint', 'ignore')}"),
-            baseline=self._file("baseline", "file", self._table("baseline", ("file",))),
-            preflight=self._intentions(),
-            ignored={name: self._ignored(name) for name in self._table("ignore")},
+            baseline=baseline,
+            preflight=Intentions(**numbers, ramp=ramp, ignore=unchecked),
+            ignored=ignored,
             origin=str(self.path),
             stated=frozenset(entries),
             is_found=False,
@@ -279,32 +303,6 @@ class _File(NamedTuple):
             raise self.bad("contract", name, f"{name} must be a fraction below 1 (0.99 is 99 %), not {number:g}")
         return number
 
-    def _intentions(self) -> Intentions:
-        entries = self._table("preflight", Intentions._fields)
-        ignore = self._table("preflight.ignore") if entries.get("ignore") else {}
-        numbers = {
-            name: self._number("preflight", name, value)
-            for name, value in entries.items()
-            if name not in ("ramp", "ignore")
-        }
-        if numbers.get("gpu_memory_share", 1) > 1:
-            raise self.bad("preflight", "gpu_memory_share", "gpu_memory_share must be a fraction of 1, such as 0.5")
-        ramp = self._file("preflight", "ramp", entries)
-        for name, reason in ignore.items():
-            is_reason = isinstance(reason, str) and bool(reason.strip())
-            self._must(is_reason, "preflight.ignore", name, "the reason as a text", reason)
-        return Intentions(**numbers, ramp=ramp, ignore=ignore)
-
-    def _ignored(self, incident: str) -> Ignored:
-        table = f"ignore.{incident}"
-        entry: Mapping[str, Any] = dict.fromkeys(Ignored._fields) | self._table(table, Ignored._fields)
-        reason, until = entry["reason"], entry["until"]
-        is_reason = isinstance(reason, str) and bool(reason.strip())
-        self._must(is_reason, table, "reason", "a text that says why", reason)
-        is_day = isinstance(until, date) and not isinstance(until, datetime)
-        self._must(is_day, table, "until", "the last day, such as 2027-01-31", until)
-        return Ignored(" ".join(reason.split()), until)
-
     def site_entries(self) -> dict[str, Any]:
         """Return the entries of [site] by their names in `Site`; each key may also have the chart's spelling."""
         site: dict[str, Any] = {}
@@ -313,39 +311,39 @@ class _File(NamedTuple):
             name = "labels" if name == _SITE_LABELS else name
             if name not in Site._fields:
                 raise self.bad("site", written, f"has no key '{written}'; its keys are {', '.join(Site._fields)}")
-            site[name] = self._site_entry(written, name, value)
+            if name in ("labels", "gpu_join"):
+                is_list = isinstance(value, list) and value != []
+                are_labels = is_list and all(isinstance(label, str) and _LABEL.fullmatch(label) for label in value)
+                self._must(are_labels, "site", written, "a list of label names", value)
+                if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
+                    reason = f"{written} must list each label once, and none of engine, gpu and le"
+                    raise self.bad("site", written, reason)
+                site[name] = tuple(value)
+            elif name == "disabled_incidents":
+                is_list = isinstance(value, list) and all(isinstance(incident, str) for incident in value)
+                self._must(is_list, "site", written, "a list of incidents", value)
+                site[name] = tuple(value)
+            elif name in ("extra_labels", "rule_labels", "severity_overrides"):
+                is_table = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+                self._must(is_table, "site", written, "a table of texts", value)
+                if name == "severity_overrides" and not {*value.values()} <= {*RANK}:
+                    severities = ", ".join(RANK)
+                    raise self.bad("site", written, f"{written} must have severities, {severities}: {in_python(value)}")
+                if name == "extra_labels" and not all(map(_LABEL.fullmatch, value)):
+                    raise self.bad("site", written, f"{written} must have names of labels, not {in_python(value)}")
+                site[name] = dict(value)
+            elif name == "prefix":
+                if not isinstance(value, str) or not re.fullmatch(ANY, value):
+                    reason = f'{written} must end in {OWN} or vllm_, such as "kserve_{OWN}", not {in_python(value)}'
+                    raise self.bad("site", written, reason)
+                site[name] = value
+            else:
+                is_runbook = isinstance(value, str) and name == "runbook_base_url"
+                address = value.replace(PAGE, "page") if is_runbook else value
+                is_url = isinstance(address, str) and bool(re.fullmatch(r"https?://[^\s\"'{}]+", address))
+                self._must(is_url, "site", written, "a URL with http:// or https://", value)
+                site[name] = value.rstrip("/")
         return site
-
-    def _site_entry(self, written: str, name: str, value: Any) -> Any:
-        if name in ("labels", "gpu_join"):
-            is_list = isinstance(value, list) and value != []
-            are_labels = is_list and all(isinstance(label, str) and _LABEL.fullmatch(label) for label in value)
-            self._must(are_labels, "site", written, "a list of label names", value)
-            if len(set(value)) < len(value) or {"engine", "gpu", "le"} & set(value):
-                raise self.bad("site", written, f"{written} must list each label once, and none of engine, gpu and le")
-            return tuple(value)
-        if name == "disabled_incidents":
-            is_list = isinstance(value, list) and all(isinstance(incident, str) for incident in value)
-            self._must(is_list, "site", written, "a list of incidents", value)
-            return tuple(value)
-        if name in ("extra_labels", "rule_labels", "severity_overrides"):
-            is_table = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-            self._must(is_table, "site", written, "a table of texts", value)
-            if name == "severity_overrides" and not {*value.values()} <= {*RANK}:
-                severities = ", ".join(RANK)
-                raise self.bad("site", written, f"{written} must have severities, {severities}: {in_python(value)}")
-            if name == "extra_labels" and not all(map(_LABEL.fullmatch, value)):
-                raise self.bad("site", written, f"{written} must have names of labels, not {in_python(value)}")
-            return dict(value)
-        if name == "prefix":
-            if not isinstance(value, str) or not re.fullmatch(ANY, value):
-                reason = f'{written} must end in {OWN} or vllm_, such as "kserve_{OWN}", not {in_python(value)}'
-                raise self.bad("site", written, reason)
-            return value
-        address = value.replace(PAGE, "page") if isinstance(value, str) and name == "runbook_base_url" else value
-        is_url = isinstance(address, str) and bool(re.fullmatch(r"https?://[^\s\"'{}]+", address))
-        self._must(is_url, "site", written, "a URL with http:// or https://", value)
-        return value.rstrip("/")
 
 
 def with_settings(contract: Contract, settings: Sequence[str]) -> Contract:

@@ -220,7 +220,28 @@ def parse_yaml(content: bytes | str, name: str) -> list[Any]:
 
     Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     try:
-        _count_yaml(yaml.parse(content, Loader=Loader))
+        anchors: dict[str, int] = {}
+        open_nodes: list[tuple[str | None, int]] = []
+        values = 0
+        for event in yaml.parse(content, Loader=Loader):
+            if isinstance(event, yaml.AliasEvent):  # it counts as all values that it stands for
+                if event.anchor not in anchors:
+                    raise ValueError(f"the alias *{event.anchor} has no value yet")
+                values += anchors[event.anchor]
+            elif isinstance(event, yaml.CollectionStartEvent):
+                anchors.pop(event.anchor or "", None)  # an alias inside would be part of itself
+                open_nodes.append((event.anchor, values))
+                values += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = open_nodes.pop()
+                anchors |= {anchor: values - before} if anchor else {}
+            elif isinstance(event, yaml.ScalarEvent):
+                values += 1
+                anchors |= {event.anchor: 1} if event.anchor else {}
+            if values > MOST_YAML_VALUES:
+                raise ValueError(f"it has more than {MOST_YAML_VALUES:,} values")
+            if len(open_nodes) > MOST_YAML_LEVELS:
+                raise ValueError(f"it is nested more than {MOST_YAML_LEVELS} deep")
         return list(yaml.load_all(content, Loader=Loader))
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
@@ -229,34 +250,6 @@ def parse_yaml(content: bytes | str, name: str) -> list[Any]:
         raise BadUsage(f"{name}{line}: this is no YAML: {problem}") from error
     except (ValueError, OverflowError, RecursionError) as error:
         raise BadUsage(f"{name}: this YAML is not read: {printable(str(error))}") from error
-
-
-def _count_yaml(events: Iterator[Any]) -> None:
-    """Raise ValueError if the values are too many or too deep; an alias counts as all values that it stands for."""
-    import yaml  # noqa: PLC0415
-
-    anchors: dict[str, int] = {}
-    open_nodes: list[tuple[str | None, int]] = []
-    values = 0
-    for event in events:
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in anchors:
-                raise ValueError(f"the alias *{event.anchor} has no value yet")
-            values += anchors[event.anchor]
-        elif isinstance(event, yaml.CollectionStartEvent):
-            anchors.pop(event.anchor or "", None)  # an alias inside would be part of itself
-            open_nodes.append((event.anchor, values))
-            values += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_nodes.pop()
-            anchors |= {anchor: values - before} if anchor else {}
-        elif isinstance(event, yaml.ScalarEvent):
-            values += 1
-            anchors |= {event.anchor: 1} if event.anchor else {}
-        if values > MOST_YAML_VALUES:
-            raise ValueError(f"it has more than {MOST_YAML_VALUES:,} values")
-        if len(open_nodes) > MOST_YAML_LEVELS:
-            raise ValueError(f"it is nested more than {MOST_YAML_LEVELS} deep")
 
 
 def dump_yaml(head: str, content: Mapping[str, Any]) -> str:

@@ -92,13 +92,11 @@ def build_report(
         incident._replace(severity="info", escalates=None) if incident.id in ignored else incident
         for incident in incidents
     )
-    several = tuple(_several(queries))
-    mixed_up = {instance_name(why.subject) for why in several}
+    turned_back = queries.ask(GOES_BACK, INSTANCE, queries.whole).items()
+    twofold = [subject for subject, row in turned_back if row[-1] > 0 and not queries.is_gone(subject)]
+    mixed_up = {*map(instance_name, twofold)}
     all_judged = begun(dated(diagnose(incidents, judged), judged), incidents, judged)
-    judged_incidents = _without_counters(all_judged, mixed_up)
-    findings = tuple(
-        _findings(_with_failing_answers(judged_incidents, dict(observed.endings)), observed, judged, running)
-    )
+    findings = tuple(_findings(_without_counters(all_judged, mixed_up), observed, judged, running))
     diagnoses = tuple(finding.diagnosis for finding in findings)
     present = [diagnosis for diagnosis in diagnoses if diagnosis.state == "present"]
     observed = observed._replace(notes=(*_ignored_notes(present, contract, ignored), *observed.notes))
@@ -111,7 +109,8 @@ def build_report(
     seen = seen._replace(ignored=tuple(diagnosis for diagnosis in present if diagnosis.incident.id in ignored))
     not_judged = (
         *(_with_log(why, running) for why in unknown),
-        *(*mixed, *several),
+        *mixed,
+        *(NotJudged(WHY["two_servers"], subject) for subject in twofold),
         *_not_judged(diagnoses, judged, is_dead=is_dead),
         *_accepted_outages(seen, progress, present),
     )
@@ -140,13 +139,6 @@ def _with_log(why: NotJudged, running: Mapping[str, Running]) -> NotJudged:
     return why._replace(why=WHY["log_ends"].format(why=why.why, at=clock(log.at), last=log.last))
 
 
-def _several(queries: QueryCache) -> Iterator[NotJudged]:
-    """Yield the addresses at which two servers answer."""
-    for subject, row in queries.ask(GOES_BACK, INSTANCE, queries.whole).items():
-        if row[-1] > 0 and not queries.is_gone(subject):
-            yield NotJudged(WHY["two_servers"], subject)
-
-
 def _without_counters(diagnoses: tuple[Diagnosis, ...], mixed_up: Collection[str]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses, unknown where vLLM's counters and gauges decide and are those of two servers in turn."""
     of_nobody = {  # a death is told by /health, the log and the processes
@@ -162,12 +154,13 @@ def _without_counters(diagnoses: tuple[Diagnosis, ...], mixed_up: Collection[str
     return ranked(judged) if mixed_up else diagnoses
 
 
-def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, LogEnding]) -> list[Diagnosis]:
-    """Return the diagnoses, with failing answers as an incident of a log alone if its last answers were errors.
-
-    An access log has no times, so that it fills no window; a log that ends is judged by its last answers.
-    """
+def _findings(
+    diagnoses: Sequence[Diagnosis], observed: Observed, queries: QueryCache, running: Mapping[str, Running]
+) -> Iterator[Finding]:
+    models = {server.name: server.model for server in observed.servers}
+    endings = dict(observed.endings)
     ill = {diagnosis.server for diagnosis in diagnoses if diagnosis.is_alarming}
+    # an access log has no times, so that it fills no window; a log that ends is judged by its last answers
     last = {
         (incident, server): (reading, number, least)
         for server, ending in endings.items()
@@ -177,43 +170,32 @@ def _with_failing_answers(diagnoses: Sequence[Diagnosis], endings: Mapping[str, 
         )
         if ending.state == "serving" and server not in ill and number >= max(FEWEST_FAILED, least * ending.answered)
     }
-    judged = []
-    for diagnosis in diagnoses:
+    judged = [*diagnoses]
+    for place, diagnosis in enumerate(diagnoses):
         key = diagnosis.incident.id, diagnosis.server
-        if key not in last or diagnosis.state == "present":
-            judged.append(diagnosis)
-            continue
-        reading, number, least = last[key]
-        share, end = number / endings[diagnosis.server].answered, diagnosis.instants[-1]
-        history = [*(None for _ in diagnosis.instants[1:]), share]
-        failing = diagnosis._replace(
-            state="present",
-            severity=diagnosis.incident.severity,
-            severity_alone=diagnosis.incident.severity,
-            primary=True,
-            until=end,
-            episodes=((None, end),),
-            ongoing=True,
-            symptoms=(),
-            supports=(Reading(reading, share, least, True, history),),
-        )
-        judged.append(failing)
-    return judged
-
-
-def _findings(
-    diagnoses: Sequence[Diagnosis], observed: Observed, queries: QueryCache, running: Mapping[str, Running]
-) -> Iterator[Finding]:
-    models = {server.name: server.model for server in observed.servers}
-    endings = dict(observed.endings)
+        if key in last and diagnosis.state != "present":
+            reading, number, least = last[key]
+            share, end = number / endings[diagnosis.server].answered, diagnosis.instants[-1]
+            history = [*(None for _ in diagnosis.instants[1:]), share]
+            judged[place] = diagnosis._replace(
+                state="present",
+                severity=diagnosis.incident.severity,
+                severity_alone=diagnosis.incident.severity,
+                primary=True,
+                until=end,
+                episodes=((None, end),),
+                ongoing=True,
+                symptoms=(),
+                supports=(Reading(reading, share, least, True, history),),
+            )
     failed_to_start = {
         diagnosis.server
-        for diagnosis in diagnoses
+        for diagnosis in judged
         if diagnosis.incident.id == START_FAILED
         and diagnosis.state == "present"
         and (diagnosis.ongoing or (diagnosis.server in endings and endings[diagnosis.server].state == "starting"))
     }
-    for diagnosis in diagnoses:
+    for diagnosis in judged:
         if diagnosis.state != "present":
             yield Finding(diagnosis)
             continue
@@ -455,7 +437,13 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
         if ending.state == "lost" and line and (told := _of_request(line, ending, "")):
             return NotJudged(why, subject, told._replace(seen=_failed_request(line)))
         told = next((each for each in (_told_near(ending), last) if each and each.do and each.do in why), None)
-        return NotJudged(why, subject, _placed(told, told.seen or ending.last, ending.context) if told else None)
+        if told:  # with the line of the log that names it, and the number of that line
+            quoted = told.seen or ending.last
+            text = quoted.removeprefix("… ")[:MOST_FOUND]
+            lines = zip(reversed(ending.context.nearby.split("\n")), reversed(ending.context.numbers), strict=False)
+            number = next((number for logged, number in lines if text in logged), 0)
+            told = told._replace(seen=f"{quoted} (line {number})" if number else quoted)
+        return NotJudged(why, subject, told)
     tail = ending.context.nearby.rstrip().rpartition("\n")[2]
     if ending.state == "serving" and WORDS.crash.match(tail):
         return NotJudged(REASONS["log_shows"]["crash"].format(line=around(hidden(tail), WORDS.crash)), subject)
@@ -476,14 +464,6 @@ def _log_unjudged(ending: LogEnding, name: str, accepted: HealthEvidence, *, is_
 
 def _failed_request(line: EventLine) -> str:
     return f"a request failed{f' (line {line.number})' if line.number else ''}: {line.text}"
-
-
-def _placed(told: KnownFailure, seen: str, context: LogContext) -> KnownFailure:
-    """Return a failure with the line of a log that names it, and the number of that line."""
-    shown = seen.removeprefix("… ")[:MOST_FOUND]
-    lines = zip(reversed(context.nearby.split("\n")), reversed(context.numbers), strict=False)
-    number = next((number for text, number in lines if shown in text), 0)
-    return told._replace(seen=f"{seen} (line {number})" if number else seen)
 
 
 def _failed_requests(ending: LogEnding, name: str, servers: Sequence[ObservedServer]) -> Iterator[str]:

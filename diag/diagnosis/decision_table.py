@@ -160,7 +160,15 @@ class DecisionTable(NamedTuple):
 def decision_table(incident: Incident, window: Window, queries: QueryCache) -> DecisionTable:
     """Evaluate as many conditions of the incident over the window as it takes to decide."""
     evidence = Evidence(incident, window, queries)
-    states = _conjunction(evidence)
+    # false beats missing, missing beats true; if all is false already, the other conditions do not matter: symptoms
+    # come first, the shortest above all, because the conditions that rule a look-alike out hold on most servers
+    symptoms = sorted(incident.symptoms, key=lambda symptom: len(expanded(symptom.signal.promql)))
+    states = np.ones((len(evidence.subjects), len(evidence.instants)), np.int8)
+    for condition in (*symptoms, *incident.conditions[len(symptoms) :]):
+        held_so = evidence.of(condition).held
+        states = np.where((states == 0) | (held_so == 0), 0, np.minimum(states, held_so)).astype(np.int8)
+        if not states.any():
+            break
     known_last = _last(states >= 0)
     now = np.take_along_axis(states, known_last[:, None], axis=1)[:, 0]
     gone = np.array([queries.is_gone(subject) for subject in evidence.subjects], bool)
@@ -171,7 +179,12 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
     present = np.array([bool(counted.get(at)) for at in range(len(states))], bool)
     absent = np.where(gone, now, states[:, -1]) >= 0  # a server that is gone has no state at the end
     decided = np.where(present, 1, np.where(absent, 0, -1)).astype(np.int8)
-    hidden = _hidden(evidence, states) if incident.outage else np.zeros_like(states, bool)
+    # where all symptoms of an outage held lately, and what tells it from a look-alike was unknown: it may have served
+    # nobody, even if it is over
+    lately = evidence.instants >= evidence.instants[-1] - RECENT * 1000
+    hidden: Bools = (states == -1) & lately & incident.outage
+    for symptom in incident.symptoms if hidden.any() else ():
+        hidden = hidden & (evidence.of(symptom).held == 1)
     decided = np.where((decided == 0) & hidden.any(axis=1), -1, decided).astype(np.int8)
     last = _last(np.where((hidden.any(axis=1) & (decided == -1))[:, None], hidden, states == decided[:, None]))
     last[present] = [counted[at][-1][-1] for at in np.flatnonzero(present).tolist()]
@@ -199,34 +212,6 @@ def decision_table(incident: Incident, window: Window, queries: QueryCache) -> D
         ongoing=present & (now == 1) & (last == known_last),
         brief=brief,
     )
-
-
-def _conjunction(evidence: Evidence) -> Trits:
-    """Decide the conjunction of the conditions per subject and instant: false beats missing, missing beats true.
-
-    If all is false already, the other conditions do not matter: symptoms come first, the shortest of them above all,
-    because the conditions that rule a look-alike out hold on most servers.
-    """
-    incident = evidence.incident
-    symptoms = sorted(incident.symptoms, key=lambda symptom: len(expanded(symptom.signal.promql)))
-    states = np.ones((len(evidence.subjects), len(evidence.instants)), np.int8)
-    for condition in (*symptoms, *incident.conditions[len(symptoms) :]):
-        held = evidence.of(condition).held
-        states = np.where((states == 0) | (held == 0), 0, np.minimum(states, held)).astype(np.int8)
-        if not states.any():
-            break
-    return states
-
-
-def _hidden(evidence: Evidence, states: Trits) -> Bools:
-    """Return where all symptoms of an outage held lately, and what would tell it from a look-alike was unknown.
-
-    It may be over, but it still says that the server may have served nobody.
-    """
-    hidden: Bools = (states == -1) & (evidence.instants >= evidence.instants[-1] - RECENT * 1000)
-    for symptom in evidence.incident.symptoms if hidden.any() else ():
-        hidden = hidden & (evidence.of(symptom).held == 1)
-    return hidden
 
 
 def _last(where: Bools) -> Places:

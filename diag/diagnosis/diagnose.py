@@ -353,8 +353,11 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis], queries: Qu
             is_unknown = False
             for reading in other.symptoms:
                 value = reading.history[at]
-                if other.incident.crash is not None and reading.condition.op == ">=" and not _shows(other, at, queries):
-                    value = None
+                # it counts only where the death of an engine would be seen: by /health, its processes or the log
+                if other.incident.crash is not None and reading.condition.op == ">=":
+                    asked, window = ("$does_not_answer", LAST_LINE, *LIVES), queries.window(other.incident)
+                    rows = (queries.ask(query, other.incident.per, window).of(other.subject) for query in asked)
+                    value = value if any(row is not None and row[at] > 0 for row in rows) else None
                 is_unknown |= value is None
                 if reading.met_by(value) is False:
                     against = reading._replace(value=value, culprits=())
@@ -363,14 +366,6 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis], queries: Qu
             else:
                 left += [look_alike] if is_unknown else []
     return diagnosis._replace(refuted=tuple(refuted), open=tuple(left))
-
-
-def _shows(death: Diagnosis, at: int, queries: QueryCache) -> bool:
-    """Return True if the death of an engine behind a page would be seen at that instant: by /health, processes, log."""
-    asked = ("$does_not_answer", LAST_LINE, *LIVES)
-    window = queries.window(death.incident)
-    rows = (queries.ask(query, death.incident.per, window).of(death.subject) for query in asked)
-    return any(row is not None and row[at] > 0 for row in rows)
 
 
 def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:

@@ -72,7 +72,12 @@ def judge(
         )
         for _ in pool.map(lambda query: judged.ask(*query), wanted):
             pass
-        _refuse_crowd(remote.shown, judged, incidents)
+        for per in {incident.per for incident in incidents}:  # whoever answers may invent any number
+            parts = Counter(map(instance_name, judged.subjects(per)))
+            if parts.total() > MOST_SUBJECTS or max(parts.values(), default=0) > MOST_PARTS:
+                most = f"at most {MOST_SUBJECTS:,}, {MOST_PARTS} of one server, are judged: select fewer servers"
+                what = f"{parts.total():,} servers, engines or GPUs; {most}, or have Prometheus load the rules of diag"
+                raise Unreachable(f"{remote.shown} has {what}, which clear most of them")
         observed, queries.gone = context.result()
         judged.gone = queries.gone
         alone = launch if len(remote.members) == 1 else ""
@@ -85,16 +90,6 @@ def judge(
         verdict = "unknown" if report.verdict in ("healthy", "no_incident") else report.verdict
         return report._replace(not_judged=(NotJudged(why), *report.not_judged), verdict=verdict)
     return report
-
-
-def _refuse_crowd(shown: str, judged: QueryCache, incidents: Sequence[Incident]) -> None:
-    """Raise Unreachable for more servers, engines or GPUs than can be judged: whoever answers may invent any number."""
-    for per in {incident.per for incident in incidents}:
-        parts = Counter(map(instance_name, judged.subjects(per)))
-        if parts.total() > MOST_SUBJECTS or max(parts.values(), default=0) > MOST_PARTS:
-            most = f"at most {MOST_SUBJECTS:,}, {MOST_PARTS} of one server, are judged: select fewer servers"
-            what = f"{parts.total():,} servers, engines or GPUs; {most}, or have Prometheus load the rules of diag"
-            raise Unreachable(f"{shown} has {what}, which clear most of them")
 
 
 def _context(
@@ -163,7 +158,16 @@ def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: Q
     present: dict[str, frozenset[str]] = defaultdict(frozenset)
     for (name, _), servers in zip(finding, pool.map(matching, (query for _, query in finding)), strict=True):
         present[name] |= servers
-    clearing = [_not_absent(incident, queries) for incident in incidents]
+    clearing = []  # all recorded subjects, or servers, but those with a condition that is false at the last instant
+    for incident in incidents:
+        parts: dict[str, Formula] = {}
+        text = generation_series(incident.per if incident.per in SUBJECTS else ("instance",), ("instance",))
+        for condition in incident.conditions:
+            part = formula(condition.signal, incident.per, queries.window(incident).text, queries.contract)
+            parts[part.name] = part
+            false = comparison(part.name, condition._replace(op=OPPOSITE[condition.op]), queries.contract)
+            text = f"{text} unless on ({', '.join(incident.per)}) {false}"
+        clearing.append(Formula("", text, parts))
     counts = dict(zip(present, pool.map(count, clearing), strict=True))
     doubtful = {
         incident.id: query
@@ -177,22 +181,6 @@ def suspects(remote: PrometheusSource, incidents: Sequence[Incident], queries: Q
         for some in (servers - worth, names - servers):
             worth.update(sorted(some)[:REPRESENTATIVES])
     return Suspects(frozenset(worth), not_absent)
-
-
-def _not_absent(incident: Incident, queries: QueryCache) -> Formula:
-    """Return a formula over all subjects without those for which a condition is false at the last instant.
-
-    The subjects are the recorded ones; servers stand for a kind of subject that is not recorded.
-    """
-    parts: dict[str, Formula] = {}
-    window = queries.window(incident).text
-    text = generation_series(incident.per if incident.per in SUBJECTS else ("instance",), ("instance",))
-    for condition in incident.conditions:
-        part = formula(condition.signal, incident.per, window, queries.contract)
-        parts[part.name] = part
-        false = comparison(part.name, condition._replace(op=OPPOSITE[condition.op]), queries.contract)
-        text = f"{text} unless on ({', '.join(incident.per)}) {false}"
-    return Formula("", text, parts)
 
 
 # -- the labels that ill servers share --------------------------------------------------------------------------------

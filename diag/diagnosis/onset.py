@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -206,7 +206,8 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
         return began
     sign, shown = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why), until if began is None else began
     scrapes = _first_scrape(sign, 0.0, diagnosis, queries, shown, LOOK_BACK, end)
-    if _has_events(incident) and _is_early(diagnosis, shown, queries):
+    is_early = shown - queries.source.first / 1000 <= live + 1.5 * queries.source.interval
+    if _has_events(incident) and is_early:  # the first live window of all samples shows the episode already
         rows = (
             row
             for symptom in diagnosis.symptoms  # one with an upper bound, such as a low ITL, holds without an episode
@@ -218,12 +219,6 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
         was_under_way = any((row == 1).any() and not (row == 0).any() for row in rows)
         began, scrapes = None, [] if was_under_way else scrapes  # a scrape between two events shows none
     return next((scrape for scrape in scrapes if after is None or scrape > after), began)
-
-
-def _is_early(diagnosis: Diagnosis, at: float, queries: QueryCache) -> bool:
-    """Return True if the first live window of all samples shows an episode already."""
-    window = queries.live(diagnosis.incident.live_window).seconds + 1.5 * queries.source.interval
-    return at - queries.source.first / 1000 <= window
 
 
 def _since_when(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
@@ -273,33 +268,24 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
         result[place] = diagnosis._replace(since=since, episodes=episodes)
         if diagnosis.state == "present":
             result[place] = _ended(result[place], queries)
-    return tuple(_not_behind(ranked([*_until_death(result, queries)])))
-
-
-def _not_behind(diagnoses: Sequence[Diagnosis]) -> Iterator[Diagnosis]:
-    """Yield the diagnoses; what brought about the death of a server did not begin after it, if it showed later."""
-    deaths = {(one.server, one.explained_by): one.since for one in diagnoses if one.incident.crash and one.ongoing}
-    for one in diagnoses:
-        died, (since, end) = deaths.get((one.server, one.incident.id)), (*one.episodes[-1:], (None, 0.0))[0]
-        if one.ongoing and died is not None and since is not None and died < since:
-            episodes = (*one.episodes[:-1], (died, end))
-            yield one._replace(since=episodes[0][0], episodes=episodes)
-        else:
-            yield one
-
-
-def _until_death(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> Iterator[Diagnosis]:
-    """Yield the diagnoses; what only the page of an engine shows, and is no consequence of its death, ended with it."""
-    deaths = {each.server: each for each in diagnoses if each.incident.crash is not None and each.ongoing}
-    for one in diagnoses:
-        death, lasts = deaths.get(one.server), one.is_alarming and one.ongoing and not one.incident.outage
+    # what only the page of an engine shows, and is no consequence of its death, ended with it
+    dead = {one.server: one for one in result if one.incident.crash is not None and one.ongoing}
+    for place, one in enumerate(result):
+        death, lasts = dead.get(one.server), one.is_alarming and one.ongoing and not one.incident.outage
         died = death.since if death and lasts and one.incident.id not in death.incident.explains else None
         by_page = died and all(OWN in expanded(symptom.signal.promql) for symptom in one.incident.symptoms)
         if died and by_page and (one.episodes[-1][0] or 0.0) <= died:
             episodes = (*one.episodes[:-1], (one.episodes[-1][0], died))
-            yield with_severity(one._replace(ongoing=False, episodes=episodes), queries)
-        else:
-            yield one
+            result[place] = with_severity(one._replace(ongoing=False, episodes=episodes), queries)
+    result = [*ranked(result)]
+    # what brought about the death of a server did not begin after it, if it showed later
+    deaths = {(one.server, one.explained_by): one.since for one in result if one.incident.crash and one.ongoing}
+    for place, one in enumerate(result):
+        died, (since, end) = deaths.get((one.server, one.incident.id)), (*one.episodes[-1:], (None, 0.0))[0]
+        if one.ongoing and died is not None and since is not None and died < since:
+            episodes = (*one.episodes[:-1], (died, end))
+            result[place] = one._replace(since=episodes[0][0], episodes=episodes)
+    return tuple(result)
 
 
 def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagnosis, ...]:

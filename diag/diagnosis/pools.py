@@ -261,15 +261,7 @@ def _measure(telemetry: _Telemetry, budget: float, cap: float) -> _Present:
     dispersion = float(arrivals.var() / max(arrivals.mean(), 1e-9))
     if dispersion > BURSTY or dispersion > 1 + 3 * math.sqrt(2 / len(arrivals)) + 0.3:
         raise NoPools("requests come in bursts, or their rate changes")
-    costs, worst = _costs(telemetry, computed, ServerCosts(0, 0, capacity, budget, cap))
-    rate = float(arrivals.sum()) / (float(telemetry.at[::STRIDE][-1] - telemetry.at[0]) / 1000)
-    load = LoadOfServer(rate, prompts.lengths, prompts.lengths * computed, outputs.lengths, max(1.0, dispersion))
-    error = _error(telemetry, load, costs)
-    return _Present(load, costs, worst, prompts, computed, error)
-
-
-def _costs(telemetry: _Telemetry, computed: float, limits: ServerCosts) -> tuple[ServerCosts, ServerCosts]:
-    """Return the costs of steps and prefilled tokens, and with two standard errors more: the least squares of time."""
+    # the time of steps and of prefilled tokens by least squares, and with two standard errors more
     seconds = np.diff(telemetry.at[::STRIDE]) / 1000
     matrix = np.stack([telemetry.strides("steps"), telemetry.strides("prefilled") * computed], axis=1)
     if np.linalg.matrix_rank(matrix) < 2:
@@ -280,9 +272,12 @@ def _costs(telemetry: _Telemetry, computed: float, limits: ServerCosts) -> tuple
     if factors[0] < SHORTEST_STEP or factors[1] <= 0 or (errors > MOST_ERROR * factors).any():
         raise NoPools("the time of steps and of prefilled tokens cannot be told from the scrapes")
     costs, worst = (
-        limits._replace(step=float(step), token=float(token)) for step, token in (factors, factors + 2 * errors)
+        ServerCosts(float(step), float(token), capacity, budget, cap) for step, token in (factors, factors + 2 * errors)
     )
-    return costs, worst
+    rate = float(arrivals.sum()) / (float(telemetry.at[::STRIDE][-1] - telemetry.at[0]) / 1000)
+    load = LoadOfServer(rate, prompts.lengths, prompts.lengths * computed, outputs.lengths, max(1.0, dispersion))
+    error = _error(telemetry, load, costs)
+    return _Present(load, costs, worst, prompts, computed, error)
 
 
 def _error(telemetry: _Telemetry, load: LoadOfServer, costs: ServerCosts) -> float:
@@ -324,7 +319,24 @@ def _pools(present: _Present, place: int, servers: tuple[int, int], seen: int, s
             return None
         expected = load._replace(rate=load.rate * share * seen / many, kv=load.kv[inside], work=load.work[inside])
         ttft = queue_prefills(expected, present.costs, edge)
-        if not _holds(present, expected, place, share, ttft, long):
+        # the pool stays below its bounds with the longest prompts and outputs that the histograms allow
+        longer = prompts.most_mean(place, beyond=long) / float(expected.kv.mean())
+        work = min(float(expected.work.mean()) / present.computed * longer, load.work.mean() / share)
+        worst = expected._replace(
+            rate=expected.rate * (1 + 2 * math.sqrt(load.dispersion / (prompts.count * share))),
+            kv=expected.kv * longer,
+            work=np.full(len(expected.work), work),
+            outputs=np.sort(load.outputs)[-max(1, math.ceil(share * len(load.outputs))) :],
+        )
+        if worst.utilisation(present.worst) > MOST_PREFILL:
+            return None
+        mean, deviation = worst.kv_tokens(present.worst, float(ttft.seconds.mean()))
+        decoding = worst.decoding(present.worst)
+        if not (
+            mean + SIGMAS * deviation <= MOST_KV * present.worst.capacity
+            and decoding + SIGMAS * math.sqrt(decoding) <= present.worst.cap
+            and expected.decoding(present.costs) <= MOST_BATCH * load.decoding(present.costs)
+        ):
             return None
         split.append(ttft)
     total = sum(servers)
@@ -337,29 +349,3 @@ def _pools(present: _Present, place: int, servers: tuple[int, int], seen: int, s
     keeps = split[1].percentile(0.9, long=True) <= now.percentile(0.9, long=True)
     keeps |= split[1].percentile(0.99, long=True) <= CLEARLY * slo
     return pools if helps and keeps else None
-
-
-def _holds(
-    present: _Present, expected: LoadOfServer, place: int, share: float, ttft: TimeToFirstToken, long: bool
-) -> bool:
-    """Return True if a pool stays below its bounds with the longest prompts and outputs that the histograms allow."""
-    costs = present.worst
-    count = present.prompts.count * share
-    outputs = np.sort(present.load.outputs)[-max(1, math.ceil(share * len(present.load.outputs))) :]
-    longer = present.prompts.most_mean(place, beyond=long) / float(expected.kv.mean())
-    work = min(float(expected.work.mean()) / present.computed * longer, present.load.work.mean() / share)
-    worst = expected._replace(
-        rate=expected.rate * (1 + 2 * math.sqrt(present.load.dispersion / count)),
-        kv=expected.kv * longer,
-        work=np.full(len(expected.work), work),
-        outputs=outputs,
-    )
-    if worst.utilisation(costs) > MOST_PREFILL:
-        return False
-    mean, deviation = worst.kv_tokens(costs, float(ttft.seconds.mean()))
-    decoding = worst.decoding(costs)
-    return bool(
-        mean + SIGMAS * deviation <= MOST_KV * costs.capacity
-        and decoding + SIGMAS * math.sqrt(decoding) <= costs.cap
-        and expected.decoding(present.costs) <= MOST_BATCH * present.load.decoding(present.costs)
-    )

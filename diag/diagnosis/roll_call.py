@@ -99,7 +99,21 @@ def roll_call(server: str, dumps: Sequence[Sequence[ProcessStack]], works: bool)
         return RollCall(server, standing, (), f"No stack could be read: {problem}.")
     if works:
         return RollCall(server, standing, (), "The server makes progress: no process is suspect.")
-    awaited = {pid for process in read_stacks for pid in _awaited(process, standing)}
+    awaited: set[int] = set()
+    for process in read_stacks:  # only replicas wait for another engine's
+        role, other_wait = AWAITED.get(process.waited_for, ("", None))
+        awaited |= {
+            other.pid
+            for other in standing
+            if other.role == role
+            and other.pid != process.pid
+            and (other_wait is None or other.waited_for != other_wait)
+            and (
+                process.waited_for == "replicas"
+                or "" in (process.engine, other.engine)
+                or process.engine == other.engine
+            )
+        }
     still = [one for one in read_stacks if one.halted or (one.waited_for == "" and one.moved is False)]
     halted = [process for process in still if process.halted]
     if suspects := halted or [process for process in still if process.pid in awaited] or still:
@@ -183,18 +197,6 @@ def stand_in_dump(text: str) -> str:
     """
     wait, frame = wait_of(frames_of_dump(text))
     return f"{wait.waits if wait else 'runs'} in {frame.place}" if frame else ""
-
-
-def _awaited(waiting: Standing, standing: Sequence[Standing]) -> set[int]:
-    """Return the processes of the same server for which one waits; only replicas wait for another engine's."""
-    role, other_wait = AWAITED.get(waiting.waited_for, ("", None))
-    others = [other for other in standing if other.role == role and other.pid != waiting.pid]
-    return {
-        other.pid
-        for other in others
-        if (other_wait is None or other.waited_for != other_wait)
-        and (waiting.waited_for == "replicas" or "" in (waiting.engine, other.engine) or waiting.engine == other.engine)
-    }
 
 
 @cache

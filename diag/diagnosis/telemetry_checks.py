@@ -180,11 +180,53 @@ def defects(
         created[label_value(subject, "engine"), float(row[-1])].add(instance_name(subject))
     # instances are one server if their counters were created in the same microsecond
     aliases = sorted({frozenset(names) for names in created.values() if len(names) > 1}, key=sorted)
-    every_defect = (
-        *_scrape_defects(remote, scraped, incidents, queries),
-        *([TelemetryDefect("aliases", groups=tuple(("", names) for names in aliases))] if aliases else []),
-        *_collection_defects(remote, scraped, frozenset().union(*aliases), queries),
-    )
+    every_defect = [TelemetryDefect("ended", number=int(remote.instants[-1]) / 1000)] if late(remote) else []
+    every_defect += departures(scraped)
+    if gaps := {name: scrapes.missing for name, scrapes in scraped.items() if scrapes.missing > MISSING}:
+        every_defect.append(TelemetryDefect("gaps", frozenset(gaps), max(gaps.values())))
+
+    def too_short(interval: float) -> tuple[str, ...]:
+        shortest = JITTER * FEWEST_INTERVALS * interval
+        return tuple(incident.id for incident in incidents if seconds(incident.window) < shortest)
+
+    if slow := {name: scrapes.interval for name, scrapes in scraped.items() if too_short(scrapes.interval)}:
+        widest = max(slow.values())
+        every_defect.append(TelemetryDefect("slow", frozenset(slow), widest, too_short(widest)))
+    for prefix, servers in remote.renamed.items():
+        every_defect.append(TelemetryDefect("renamed", servers, names=(prefix, remote.prefix)))
+    if double := frozenset(map(instance_name, _at_the_end(TWICE, queries))):  # a job that was renamed is no second one
+        jobs = {label_value(labels, "job") for labels in _at_the_end(JOBS, queries) if instance_name(labels) in double}
+        every_defect.append(TelemetryDefect("double", double, names=tuple(jobs)))
+    if aliases:
+        every_defect.append(TelemetryDefect("aliases", groups=tuple(("", names) for names in aliases)))
+
+    # telemetry that is not collected: vLLM's statistics, collectors that fail
+    served = _having(SERVES, queries)
+    if silent := _having(HTTP, queries) - served:
+        every_defect.append(TelemetryDefect("silent", frozenset(silent)))
+    failing: dict[str, set[str]] = defaultdict(set)
+    for subject in queries.ask(FAILS, INSTANCE, queries.whole):
+        failing[label_value(subject, "collector")].add(instance_name(subject))
+    if failing:
+        groups = tuple((name, frozenset(failing[name])) for name in sorted(failing))
+        every_defect.append(TelemetryDefect("collectors", groups=groups))
+
+    # servers without GPU telemetry, though others have it, or without any about throttling
+    ours = _having(LISTED, queries)
+    others = scraped.keys() - ours
+    read = _having(READ, queries) if others else set()
+    blind = others - read
+    if blind and not ours and remote.exists(DCGM):
+        every_defect.append(TelemetryDefect("not joined", frozenset(blind)))
+    elif ours | read and (without := (blind - _having(EXPORTER, queries)).difference(*aliases)):
+        every_defect.append(TelemetryDefect("no gpu", frozenset(without)))
+    foreign = read - ours
+    if foreign and (untold := foreign - _having(THROTTLE, queries)):
+        every_defect.append(TelemetryDefect("no throttling", frozenset(untold)))
+
+    # behind an agent of Ray vLLM's metrics lack those of the process as well
+    if several := (served - _having(START, queries)).difference(*remote.renamed.values()):
+        every_defect.append(TelemetryDefect("no start", frozenset(several)))
     return tuple(defect._replace(of_all=len(defect.servers) == len(scraped)) for defect in every_defect)
 
 
@@ -203,61 +245,6 @@ def late(remote: "PrometheusSource") -> float:
     """Return the seconds without any scrape at the end of the requested span, 0 if they are few."""
     since = (remote.end - int(remote.instants[-1])) / 1000
     return since if since > max(PATIENCE * remote.interval, 60.0) else 0.0
-
-
-def _scrape_defects(
-    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], incidents: Sequence[Incident], queries: QueryCache
-) -> Iterator[TelemetryDefect]:
-    """Yield what is wrong with the scrapes: they ended, servers vanished, gaps, too long an interval, wrong names."""
-    if late(remote):
-        yield TelemetryDefect("ended", number=int(remote.instants[-1]) / 1000)
-    yield from departures(scraped)
-    if gaps := {name: scrapes.missing for name, scrapes in scraped.items() if scrapes.missing > MISSING}:
-        yield TelemetryDefect("gaps", frozenset(gaps), max(gaps.values()))
-
-    def too_short(interval: float) -> tuple[str, ...]:
-        shortest = JITTER * FEWEST_INTERVALS * interval
-        return tuple(incident.id for incident in incidents if seconds(incident.window) < shortest)
-
-    if slow := {name: scrapes.interval for name, scrapes in scraped.items() if too_short(scrapes.interval)}:
-        widest = max(slow.values())
-        yield TelemetryDefect("slow", frozenset(slow), widest, too_short(widest))
-    for prefix, servers in remote.renamed.items():
-        yield TelemetryDefect("renamed", servers, names=(prefix, remote.prefix))
-    if double := frozenset(map(instance_name, _at_the_end(TWICE, queries))):  # a job that was renamed is no second one
-        jobs = {label_value(labels, "job") for labels in _at_the_end(JOBS, queries) if instance_name(labels) in double}
-        yield TelemetryDefect("double", double, names=tuple(jobs))
-
-
-def _collection_defects(
-    remote: "PrometheusSource", scraped: Mapping[str, Scrapes], aliases: frozenset[str], queries: QueryCache
-) -> Iterator[TelemetryDefect]:
-    """Yield which telemetry is not collected: vLLM's statistics, collectors that fail, GPUs, the process."""
-    served = _having(SERVES, queries)
-    if silent := _having(HTTP, queries) - served:
-        yield TelemetryDefect("silent", frozenset(silent))
-    failing: dict[str, set[str]] = defaultdict(set)
-    for subject in queries.ask(FAILS, INSTANCE, queries.whole):
-        failing[label_value(subject, "collector")].add(instance_name(subject))
-    if failing:
-        yield TelemetryDefect("collectors", groups=tuple((name, frozenset(failing[name])) for name in sorted(failing)))
-
-    # servers without GPU telemetry, though others have it, or without any about throttling
-    ours = _having(LISTED, queries)
-    others = scraped.keys() - ours
-    read = _having(READ, queries) if others else set()
-    blind = others - read
-    if blind and not ours and remote.exists(DCGM):
-        yield TelemetryDefect("not joined", frozenset(blind))
-    elif ours | read and (without := blind - _having(EXPORTER, queries) - aliases):
-        yield TelemetryDefect("no gpu", frozenset(without))
-    foreign = read - ours
-    if foreign and (untold := foreign - _having(THROTTLE, queries)):
-        yield TelemetryDefect("no throttling", frozenset(untold))
-
-    # behind an agent of Ray vLLM's metrics lack those of the process as well
-    if several := (served - _having(START, queries)).difference(*remote.renamed.values()):
-        yield TelemetryDefect("no start", frozenset(several))
 
 
 def claims(queries: QueryCache, kind: Literal["claimed", "survived"]) -> Iterator[TelemetryDefect]:

@@ -118,7 +118,14 @@ class VllmServer:
         tried = []
         for path in self.address.candidates:
             response = self.client.get(path, ACCEPT, self.most_bytes)
-            place, problem = path.partition("?")[0], _page_problem(response, path)
+            place, problem = path.partition("?")[0], "" if response.status == 200 else f"HTTP {response.status}"
+            if not problem:
+                try:
+                    refuse_other_formats(response.body)
+                except NotMetrics as error:
+                    problem = str(error)
+            if not problem and not place.endswith(PAGE) and not any(mark in response.body for mark in _MARKS):
+                problem = "answered something other than metrics"
             if problem:
                 tried.append((place, problem, response.status))
                 continue
@@ -204,18 +211,6 @@ def _is_vllms_health(response: Response, has_page: bool) -> bool:
     if "uvicorn" in server or not has_page:
         return "uvicorn" in server
     return "x-envoy-upstream-service-time" in response.headers or (response.status == DEAD and "envoy" not in server)
-
-
-def _page_problem(response: Response, path: str) -> str:
-    """Return why the response is no page of vLLM's metrics, or ""."""
-    if response.status != 200:
-        return f"HTTP {response.status}"
-    try:
-        refuse_other_formats(response.body)
-    except NotMetrics as error:
-        return str(error)
-    is_page = path.partition("?")[0].endswith(PAGE) or any(mark in response.body for mark in _MARKS)
-    return "" if is_page else "answered something other than metrics"
 
 
 def _get(node: Any, name: str) -> Any:

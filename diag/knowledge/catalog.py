@@ -64,7 +64,13 @@ def check(entries: Iterable[CatalogEntry], by_id: Mapping[str, CatalogEntry]) ->
             if is_alone:
                 _check_alone(entry.incident, entry.file)
             else:  # these read other incidents, whose own mistakes come first
-                _check_look_alikes(entry, by_id)
+                for look in entry.incident.looks_like:
+                    if look.incident and look.incident not in by_id:
+                        near = did_you_mean(look.incident, by_id)
+                        reason = f"it looks like '{look.incident}', which is not an incident{near}"
+                        raise Mistake(reason, word=look.incident)
+                    if look.name in by_id and not look.incident and entry.file.suffix == ".incident":
+                        raise Mistake(f"'{look.name}' is an incident: write `incident: {look.name}`", word=look.name)
                 _check_explains(entry.incident, by_id)
         except (ValueError, TypeError, AttributeError, RecursionError, Unsupported) as error:
             raise BadDeclaration(f"{_place(entry.file, getattr(error, 'word', ''))}: {error}") from error
@@ -204,16 +210,6 @@ def _check_conditions(conditions: tuple[Condition, ...], incident: Incident) -> 
             reason = f"the threshold '{condition.limit}' is not an entry of the measurement contract{near}"
             raise Mistake(reason, word=condition.limit)
         _check_signal(condition.signal, incident)
-
-
-def _check_look_alikes(entry: CatalogEntry, by_id: Mapping[str, CatalogEntry]) -> None:
-    """Raise ValueError unless a look-alike that is an incident exists, and says in a data file that it is one."""
-    for look in entry.incident.looks_like:
-        if look.incident and look.incident not in by_id:
-            near = did_you_mean(look.incident, by_id)
-            raise Mistake(f"it looks like '{look.incident}', which is not an incident{near}", word=look.incident)
-        if look.name in by_id and not look.incident and entry.file.suffix == ".incident":
-            raise Mistake(f"'{look.name}' is an incident: write `incident: {look.name}`", word=look.name)
 
 
 def _check_explains(incident: Incident, by_id: Mapping[str, CatalogEntry], path: tuple[str, ...] = ()) -> None:

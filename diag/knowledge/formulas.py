@@ -11,7 +11,7 @@ part stands in the expression that uses it.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -232,7 +232,16 @@ class RuleSet(NamedTuple):
 
 def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
     """Return the recording rules for the alerts of these incidents at this site."""
-    signals = {reader.name: reader for incident in incidents for reader in _signals(incident, contract)}
+    signals: dict[str, Formula] = {}  # that the alerts of an incident compare, and that dashboards draw
+    for incident in incidents:
+        asked = [(window, condition) for window in incident.windows for condition in incident.alerting]
+        asked += [(incident.window, condition) for rising in incident.rising for condition in rising.alerting]
+        asked += [(incident.window, incident.escalates)] if incident.escalates else []
+        read = [formula(condition.signal, incident.per, window, contract) for window, condition in asked]
+        read += ending_signals(incident, contract).values()
+        drawn = (condition.signal for condition in incident.supports if condition.signal in DRAWN)
+        read += (formula(signal, incident.per, DRAWN_OVER, contract) for signal in drawn)
+        signals |= {reader.name: reader for reader in read}
     formulas = parts_first(signals.values())
     # raw expressions of two names are one: the same bucket of a histogram for two thresholds, for example
     key = {name: name if reader.parts else reader.text for name, reader in formulas.items()}
@@ -270,17 +279,6 @@ def rule_set(incidents: Iterable[Incident], contract: Contract) -> RuleSet:
 
 def _longest_range(promql: str) -> float:
     return max(map(seconds, _RANGE.findall(promql)), default=0.0)
-
-
-def _signals(incident: Incident, contract: Contract) -> Iterator[Formula]:
-    """Yield the formulas of the signals that the alerts of an incident compare, and that dashboards draw."""
-    asked = [(window, condition) for window in incident.windows for condition in incident.alerting]
-    asked += [(incident.window, condition) for rising in incident.rising for condition in rising.alerting]
-    asked += [(incident.window, incident.escalates)] if incident.escalates else []
-    yield from (formula(condition.signal, incident.per, window, contract) for window, condition in asked)
-    yield from ending_signals(incident, contract).values()
-    drawn = (condition.signal for condition in incident.supports if condition.signal in DRAWN)
-    yield from (formula(signal, incident.per, DRAWN_OVER, contract) for signal in drawn)
 
 
 def ending_signals(incident: Incident, contract: Contract) -> dict[str, Formula]:

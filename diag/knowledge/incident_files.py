@@ -114,7 +114,21 @@ def _declared(file: Path, names: _Names) -> tuple[dict[str, Any], dict[str, tupl
     lists: dict[str, tuple[Any, ...]] = {}
     for section in sections[1:]:
         if section.kind != "signals":
-            lists[section.kind] = (*lists.get(section.kind, ()), *_rows(section, names, file))
+            fields, kind = _fields(section, names, file), SECTIONS[section.kind]
+            copied = fields.pop("like", None)
+            if kind is LookAlike and fields.get("incident"):
+                fields["name"] = fields["incident"]
+            if copied is None:
+                rows: tuple[Any, ...] = (_made(kind, fields, file, section.line),)
+            else:
+                rows = (copied,) if isinstance(copied, kind) else copied
+                if type(rows) is not tuple or not all(isinstance(row, kind) for row in rows):
+                    reason = f"[{section.kind}] is like something else than {kind.__name__}"
+                    raise BadDeclaration(f"{shown_path(file)}:{section.line}: {reason}")
+                rows = tuple(row._replace(**fields) for row in rows)
+            for row in rows if section.name else ():  # which its name stands for from then on
+                names.add(section.name, row)
+            lists[section.kind] = (*lists.get(section.kind, ()), *rows)
     return own, lists
 
 
@@ -125,58 +139,31 @@ def _fields(section: _Section, names: _Names, file: Path) -> dict[str, Any]:
             if section.kind == "signals":
                 add_to_signal(line, fields, names)
             elif line[0].isupper() and (named := _NAMED.fullmatch(line)):
-                names.add(named[1], _meant(named[2], names))
+                text = named[2]  # a rationale, a condition, or a text
+                if _SOURCE.fullmatch(text):
+                    names.add(named[1], _source(text, names))
+                elif _CONDITION.fullmatch(text) or _CALL.fullmatch(text) or isinstance(names.get(text), Condition):
+                    names.add(named[1], _conditions(text, names)[0])
+                else:
+                    names.add(named[1], filled(text, names, is_text=True))
             else:
-                _add_field(line, fields, section.kind, names)
+                key, colon, text = line.partition(": ")
+                if not colon:
+                    raise Mistake(f"'{line}' must be `key: value`")
+                if key == "like" and section.kind:
+                    fields[key] = _named(text, names)
+                    continue
+                readers = _readers(SECTIONS.get(section.kind, Incident))
+                if key not in readers:
+                    raise Mistake(no_key(key, readers))
+                is_list, reader = readers[key]
+                if key in fields and not is_list:
+                    raise Mistake(f"{key} stands twice")
+                value = () if is_list and text == "none" else reader(text, names)
+                fields[key] = (*fields.get(key, ()), *value) if is_list else value
         except (ValueError, TypeError, LookupError, AttributeError) as error:  # Mistake, or of a function that it names
             raise BadDeclaration(f"{shown_path(file)}:{number}: {error}") from error
     return fields
-
-
-def _meant(text: str, names: Mapping[str, Any]) -> Any:
-    """Return what a name of a file stands for: a rationale, a condition, or a text."""
-    if _SOURCE.fullmatch(text):
-        return _source(text, names)
-    if _CONDITION.fullmatch(text) or _CALL.fullmatch(text) or isinstance(names.get(text), Condition):
-        return _conditions(text, names)[0]
-    return filled(text, names, is_text=True)
-
-
-def _add_field(line: str, fields: dict[str, Any], section: str, names: Mapping[str, Any]) -> None:
-    key, colon, text = line.partition(": ")
-    if not colon:
-        raise Mistake(f"'{line}' must be `key: value`")
-    if key == "like" and section:
-        fields[key] = _named(text, names)
-        return
-    readers = _readers(SECTIONS.get(section, Incident))
-    if key not in readers:
-        raise Mistake(no_key(key, readers))
-    is_list, reader = readers[key]
-    if key in fields and not is_list:
-        raise Mistake(f"{key} stands twice")
-    value = () if is_list and text == "none" else reader(text, names)
-    fields[key] = (*fields.get(key, ()), *value) if is_list else value
-
-
-def _rows(section: _Section, names: _Names, file: Path) -> tuple[Any, ...]:
-    """Return what a section declares, one row or copies of several, which its name stands for from then on."""
-    fields, kind = _fields(section, names, file), SECTIONS[section.kind]
-    copied = fields.pop("like", None)
-    if kind is LookAlike and fields.get("incident"):
-        fields["name"] = fields["incident"]
-    if copied is None:
-        rows: tuple[Any, ...] = (_made(kind, fields, file, section.line),)
-    else:
-        rows = (copied,) if isinstance(copied, kind) else copied
-        if type(rows) is not tuple or not all(isinstance(row, kind) for row in rows):
-            reason = f"[{section.kind}] is like something else than {kind.__name__}"
-            raise BadDeclaration(f"{shown_path(file)}:{section.line}: {reason}")
-        rows = tuple(row._replace(**fields) for row in rows)
-    if section.name:
-        for row in rows:
-            names.add(section.name, row)
-    return rows
 
 
 def _made(kind: Any, fields: dict[str, Any], file: Path, line: int) -> Any:

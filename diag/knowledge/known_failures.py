@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
@@ -169,7 +169,19 @@ class FailureKind(NamedTuple):
             names_it = WORDS.says_nothing.search(text) and not WORDS.is_logged.search(whole)
             values |= {"": shown, _LINE: bare(whole) if names_it else values[_LINE]}
             values |= {name: hidden(value or "?") for name, value in near.groupdict().items()}
-        return values if all(_holds(comparison, values) for comparison in self.figures) else None
+        for comparison in self.figures:  # of numbers of the error: "wanted < free", "allocated < 0.1 total"
+            parts = _FIGURES.fullmatch(comparison)
+            if parts is None:
+                raise ValueError(comparison)
+            texts = (values.get(parts[side], parts[side]) for side in ("left", "right"))
+            amounts = [amount for said in texts if (amount := _AMOUNT.match(said.replace(",", "")))]
+            if len(amounts) < 2:
+                return None
+            left, right = (float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] for amount in amounts)
+            right *= float(parts["factor"] or 1)
+            if not (left < right if parts["op"] == "<" else left > right):
+                return None
+        return values
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
         """Yield the mistakes of the texts, each with its key: a group or a function that does not exist."""
@@ -245,20 +257,6 @@ def around(line: str, pattern: str | re.Pattern[str], most: int = MOST_SEEN) -> 
         start += next((gap.end() for gap in re.finditer(r"[\s/]", line[start:at])), 0)
         return printable(f"… {line[start:].strip()}", most)
     return printable(line[start:].strip(), most)
-
-
-def _holds(comparison: str, values: Mapping[str, str]) -> bool:
-    """Return True if numbers of an error compare so: "wanted < free", "allocated < 0.1 total"."""
-    parts = _FIGURES.fullmatch(comparison)
-    if parts is None:
-        raise ValueError(comparison)
-    texts = (values.get(parts[side], parts[side]) for side in ("left", "right"))
-    amounts = [amount for text in texts if (amount := _AMOUNT.match(text.replace(",", "")))]
-    if len(amounts) < 2:
-        return False
-    left, right = (float(amount["number"]) * _UNITS[amount["unit"].rstrip("i")] for amount in amounts)
-    right *= float(parts["factor"] or 1)
-    return left < right if parts["op"] == "<" else left > right
 
 
 @lru_cache(maxsize=512)
@@ -500,21 +498,21 @@ def _filled(text: str, values: Mapping[str, str], context: LogContext = NOTHING,
 
 def _has_options(version: str, clause: str) -> bool:
     """Return True if a release, "" if unknown, has the options that a clause offers; a container's are not vLLM's."""
-    flags = WORDS.flag.finditer(clause) if release(version) and not WORDS.of_container.search(clause) else ()
+    at = release(version)
+    flags = WORDS.flag.finditer(clause) if at and not WORDS.of_container.search(clause) else ()
+    named = [(*variables().get(word["name"], ("", "")), word) for word in WORDS.variable.finditer(clause) if at]
     return all(
         (name := "--" + flag["name"][2:].removeprefix("no-")) not in known()
         or bool(flag["other"])
         or known()[name].in_release(version)
         or bool(WORDS.removes.search(clause))
         for flag in flags
-    ) and all(map(partial(_reads, release(version)), WORDS.variable.finditer(clause) if release(version) else ()))
-
-
-def _reads(at: tuple[int, ...], variable: re.Match[str]) -> bool:
-    """Return True if a release reads a variable of vLLM's, or reads one that a clause names for other releases."""
-    first, last = variables().get(variable["name"], ("", ""))
-    is_read = release(first) <= at and (not last or at <= release(last) or last == versions()[-1])
-    return not first or is_read or bool(variable["of"] or variable["other"])
+    ) and all(
+        not first
+        or bool(word["of"] or word["other"])  # the clause names it for other releases
+        or (release(first) <= at and (not last or at <= release(last) or last == versions()[-1]))
+        for first, last, word in named
+    )
 
 
 def is_refuted(clause: str, near: str) -> bool:

@@ -188,7 +188,17 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
             able = [known for known in variables() if reads(target.version, known)]
             near = get_close_matches(name, able, 1, _VERY_CLOSE)
             flag = f"--{name.removeprefix('VLLM_').lower().replace('_', '-')}"
-            if near or _is_unused(name, flag, target):
+            is_told = bool(near)
+            if not near:  # that no word uses, of a container of vLLM's own, or called as a flag
+                words = (*command.exported, *command.words, *(word for outer, _ in command.around for word in outer))
+                is_set = any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in words)
+                is_flag = flag in known() and len(re.findall(rf"\b{name}\b", target.text)) == 1
+                if command.container and command.container.kind == "Compose service":
+                    # Compose fills in $NAME, a script within reads it
+                    words = tuple(word for word in words if "$$" in word or " " in word)
+                is_told = is_set and (is_flag or ("/vllm-openai" in command.image and not target.build))
+                is_told = is_told and not any(map(re.compile(rf"\$[({{]?{name}\b").search, words))
+            if is_told:
                 fix = (
                     f"Use {flag}"
                     if flag in known()
@@ -197,20 +207,6 @@ def variable_not_read(target: LintTarget) -> Iterator[Match]:
                     else ""
                 )
                 yield Match(f"{name} has no effect: no known vLLM release reads it", fix=fix)
-
-
-def _is_unused(name: str, flag: str, target: LintTarget) -> bool:
-    """Return True for a variable of a container of vLLM's own, or one called as a flag, that no word uses."""
-    command, used = target.command, re.compile(rf"\$[({{]?{name}\b")
-    words = (*command.exported, *command.words, *(word for outer, _ in command.around for word in outer))
-    is_given = any(word.startswith((f"{name}=", f"--env={name}=", f"-e{name}=")) for word in words)
-    is_vllms = "/vllm-openai" in command.image and not target.build
-    is_flag = flag in known() and len(re.findall(rf"\b{name}\b", target.text)) == 1
-    if (
-        command.container and command.container.kind == "Compose service"
-    ):  # Compose fills in $NAME, a script within reads it
-        words = tuple(word for word in words if "$$" in word or " " in word)
-    return is_given and (is_vllms or is_flag) and not any(map(used.search, words))
 
 
 def _ineffective_variable(name: str, variable: ReplacedVariable, target: LintTarget) -> Match:

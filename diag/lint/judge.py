@@ -429,32 +429,26 @@ def _unread(command: Command, version: str, source: str) -> Iterator[str]:
         yield f"more words of {', '.join(f'${name}' for name in absent)} than by default, which has none"
     if command.is_cut:
         yield "some branches of the script, which has more than are read"
-    some, others = _of_some_branches(command)
-    if some:
-        yield f"as one command: only some branches of the script have {', '.join(some)}"
-    if others:
-        yield f"as one command: branches of the script have other values of {', '.join(others)}"
-    if "--env-file" in command.words[: command.arguments]:
-        yield "the variables of an --env-file, a ConfigMap or a Secret, which the text does not show"
-    if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
-        yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
-
-
-def _of_some_branches(command: Command) -> tuple[list[str], list[str]]:
-    """Return the flags that not all branches of the script give, and those with several values."""
     branches = [
         {one.name: (redaction.flag(one), one.values) for one in way.given} for way in (command, *command.branches)
     ]
     values: dict[str, set[tuple[str, tuple[str, ...]]]] = {}
     for name, pair in (pair for branch in branches for pair in branch.items()):
         values.setdefault(name, set()).add(pair)
-    flags = {name: next(flag for flag, _ in pairs) for name, pairs in values.items()}
-    some = [flag for name, flag in flags.items() if flag and any(name not in branch for branch in branches)]
-    others = [flag for name, flag in flags.items() if flag and flag not in some and len(values[name]) > 1]
+    named = {name: flag for name, pairs in values.items() if (flag := next(flag for flag, _ in pairs))}
+    some = [flag for name, flag in named.items() if any(name not in branch for branch in branches)]
+    others = [flag for name, flag in named.items() if flag not in some and len(values[name]) > 1]
     exported = {pair for way in command.branches for pair in {*way.exported} ^ {*command.exported}}
     others += sorted({name for pair in exported if redaction.is_variable(name := f"${pair.partition('=')[0]}")})
     others += ["the image"] * any(way.image != command.image for way in command.branches)
-    return some[:_MOST_NAMED], others[:_MOST_NAMED]
+    if some:
+        yield f"as one command: only some branches of the script have {', '.join(some[:_MOST_NAMED])}"
+    if others:
+        yield f"as one command: branches of the script have other values of {', '.join(others[:_MOST_NAMED])}"
+    if "--env-file" in command.words[: command.arguments]:
+        yield "the variables of an --env-file, a ConfigMap or a Secret, which the text does not show"
+    if re.search(r":[^/]*\d\.\d", command.image) and not _image_release(command.image) and source != "--vllm-version":
+        yield "the image's vLLM release: its tag is not vLLM's version (--vllm-version sets it)"
 
 
 def _models(command: Command) -> list[str]:

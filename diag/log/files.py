@@ -104,7 +104,10 @@ def _ends(path: Path, pipe: int | None) -> tuple[bytes, bytes, float]:
             return *_kept(iter(lambda: os.read(pipe, STEP), b"")), time.time()
         with opened(path) as stream:
             written, is_gzip = os.fstat(stream.fileno()).st_mtime, stream.read(len(_GZIP)) == _GZIP
-        return *(_kept(_decompressed(path)) if is_gzip else read_ends(path, FIRST, LAST)), written
+            stream.seek(0)
+            gunzip, chunks = Gunzip(), iter(lambda: stream.read(STEP), b"")
+            pieces = (piece for chunk in chunks for piece in gunzip.feed(chunk))
+            return *(_kept(pieces) if is_gzip else read_ends(path, FIRST, LAST)), written
     except OSError as error:
         raise BadRecording(f"{printable(str(path))} cannot be read: {error.strerror or error}") from error
     except zlib.error as error:
@@ -121,10 +124,3 @@ def _kept(chunks: Iterable[bytes]) -> tuple[bytes, bytes]:
         if len(rest) > 2 * LAST:
             del rest[:-LAST]
     return (bytes(first + rest), b"") if len(rest) <= LAST else (bytes(first), bytes(rest[-LAST:]))
-
-
-def _decompressed(path: Path) -> Iterator[bytes]:
-    gunzip = Gunzip()
-    with opened(path) as stream:
-        for chunk in iter(lambda: stream.read(STEP), b""):
-            yield from gunzip.feed(chunk)

@@ -13,6 +13,7 @@ from diag.core.log_events import (
     DRAIN_STARTED,
     ENGINE_DEAD,
     ENGINE_START_FAILED,
+    FATAL,
     ON_DEVICE,
     QUOTED,
     SHM_BROADCAST_WAIT,
@@ -25,7 +26,7 @@ from diag.log.load import reports_tokens
 from diag.log.marks import MARKS
 from diag.log.origin import LineOrigin
 from diag.log.parse_line import PROGRESS_BAR, ParsedLine
-from diag.log.patterns import RAW, STAGES, Pattern, read_values
+from diag.log.patterns import RAW, STAGES, Pattern, read_values, recognise
 from diag.log.states import ServerStates
 from diag.log.tracebacks import TRACEBACK, ErrorLine, TracebackTracker, frame_of
 from diag.log.trackers import (
@@ -93,6 +94,9 @@ class LineMeanings:
         if self._server.run.abort is not None and (said := MARKS.uncaught.match(line.text)):
             aborted, _ = self._server.run.abort
             aborted.text, aborted.number, aborted.cause = said["what"], line.number, aborted.text
+            why, aborting = recognise(said["what"], "ERROR"), self._server.run.aborting
+            if aborting and why and why.kind == "event":  # what was thrown, not that something was
+                self._server.run.aborting = why, line._replace(text=said["what"]), aborting[2]
         if line.source or (pattern is not None and pattern.kind == "stage"):
             self._server.last_text = f"{line.text} ({line.source})" if line.source else line.text
         if self._server.run.phase == "starting" and MARKS.waits_for_lock.match(line.text):
@@ -325,5 +329,7 @@ class LineMeanings:
             self._server.crashes.crash(at)
         if is_death:
             run.is_dead, run.announced = True, None
+        elif pattern.name in ON_DEVICE and pattern.name in FATAL:
+            run.worker_error = run.worker_error or ErrorLine.of(line, at)
         self._server.events.read(pattern, line.text, at)
         self._server.lines[pattern.name] = line, at, ""

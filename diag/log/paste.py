@@ -65,7 +65,12 @@ def as_lines(lines: Sequence[Line]) -> Sequence[Line]:
     if not records and first.startswith(("[", "{")) and not first.startswith(_DOCKER):
         document = _load("\n".join(line.text for line in lines))
         if isinstance(document, dict) and isinstance(document.get("cells"), list):
-            records = [_ExportedRecord(0, "", text) for text in _outputs(document["cells"])]
+            written_by = [cell.get("outputs") for cell in document["cells"] if isinstance(cell, dict)]
+            outputs = [output for listed in written_by if isinstance(listed, list) for output in listed]
+            for output in (one for one in outputs if isinstance(one, dict)):
+                text = output.get("text") or output.get("traceback") or ()
+                joint = "\n" if "traceback" in output else ""
+                records.append(_ExportedRecord(0, "", text if isinstance(text, str) else joint.join(map(str, text))))
         else:
             records = next(filter(None, _lists(document, MOST_DEPTH)), [])
     if not records and "=" in first:
@@ -96,17 +101,6 @@ def _lists(value: object, depth: int) -> Iterator[list[_ExportedRecord]]:
         yield [record for entry in value for record in _record(entry, 0)]
     for entry in value.values() if isinstance(value, dict) else value[:MOST_DEPTH]:
         yield from _lists(entry, depth - 1)
-
-
-def _outputs(cells: list[object]) -> Iterator[str]:
-    """Yield the printed outputs of a notebook."""
-    for cell in cells:
-        outputs = cell.get("outputs") if isinstance(cell, dict) else None
-        for output in outputs if isinstance(outputs, list) else ():
-            if isinstance(output, dict):
-                text = output.get("text") or output.get("traceback") or ()
-                joint = "\n" if "traceback" in output else ""
-                yield text if isinstance(text, str) else joint.join(map(str, text))
 
 
 def _cells(lines: Sequence[Line]) -> Iterator[_ExportedRecord]:
@@ -207,21 +201,26 @@ def by_source(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
         if not has_titles:
             name = (head["pod"] or head["service"]) if head else ""
         groups.setdefault(name, []).append(line)
-    servers = {name: group for name, group in groups.items() if sum(map(_has_own, group)) >= FEWEST_HEADS}
+    counts = {
+        name: sum(bool(MARKS.own_line.search(line.text[:LONGEST_HEAD])) for line in group)
+        for name, group in groups.items()
+    }
+    servers = {name: group for name, group in groups.items() if counts[name] >= FEWEST_HEADS}
     if len(servers) < 2:
         return [("", list(lines))]
     others = [line for name, group in groups.items() if name not in servers for line in group]
     return [(name, sorted([*group, *others])) for name, group in servers.items()]
 
 
-def _has_own(line: Line) -> bool:
-    return bool(MARKS.own_line.search(line.text[:LONGEST_HEAD]))
-
-
 def as_logged(lines: Sequence[Line]) -> list[Line]:
     """Return the lines as the server logged them, the oldest first; their numbers stay those of the paste."""
-    bare = (Line(line.number, _without_colours(line.text)) for line in lines)
-    plain = [line for line in bare if not _FENCE.match(line.text)]
+    plain = list[Line]()
+    for line in lines:  # without colours
+        text = MARKS.colour.sub("", line.text) if _MARK.search(line.text) else line.text
+        text = MARKS.bare_colour.sub("", text) if "[" in text else text
+        text = MARKS.returns.sub("", text) if text.endswith(("\r", "^M", "\\r")) else text
+        if not _FENCE.match(text):
+            plain.append(Line(line.number, text))
     for layout in (*_LAYOUTS, *_LAYOUTS):  # a quotation may stand inside of another one
         written = [line for line in plain if not _BLANK.fullmatch(line.text)]
         if written and sum(bool(layout.match(line.text)) for line in written) >= NEARLY_ALL * len(written):
@@ -231,10 +230,27 @@ def as_logged(lines: Sequence[Line]) -> list[Line]:
     depth = depths[int((1 - NEARLY_ALL) * len(depths))] if depths else 0
     if depth >= FEWEST_BLANKS:  # nearly all lines are indented
         plain = [Line(line.number, line.text[:depth].lstrip(" ") + line.text[depth:]) for line in plain]
-    plain = _separated(_unnumbered(plain))
+    matches = [MARKS.numbered.match(line.text[:LONGEST_HEAD]) for line in plain]
+    numbers = [int(match[1]) for match in matches if match]
+    steps = sum(after > before for before, after in pairwise(numbers))
+    fewest = max(FEWEST_HEADS, NEARLY_ALL * sum(not _BLANK.fullmatch(line.text) for line in plain))
+    if len(numbers) >= fewest and steps >= NEARLY_ALL * (len(numbers) - 1):  # nearly each has one larger than before
+        plain = [line.cut(match) for line, match in zip(plain, matches, strict=True)]
+    if sum(bool(MARKS.own_line.search(line.text[:LONGEST_HEAD])) for line in plain) < FEWEST_HEADS:
+        # a paste that has lost its line feeds: no line of a log but its first begins as one
+        parted = ((line, MARKS.inside.split(line.text)) for line in plain)
+        plain = [
+            Line(line.number, text)
+            for line, parts in parted
+            for text in (parts if len(parts) > FEWEST_HEADS else [line.text])
+        ]
     head = _learnt_head(plain)
     plain = [Line(line.number, _without(head, line.text)) for line in _unwrapped(plain, head)]
-    starts = [_own_start(line.text) for line in plain]
+    starts = list[int]()
+    for line in plain:  # behind the head of a collector and the names of processes
+        collector = COLLECTOR.match(line.text)
+        process = _PROCESS.match(line.text, collector.end() if collector else 0)
+        starts.append(process.end() if process else 0)
     prefixes = [
         None if line.text.startswith('{"') else _PREFIX.match(line.text, start)
         for line, start in zip(plain, starts, strict=True)
@@ -260,42 +276,6 @@ def _once(lines: list[Line]) -> list[Line]:
         return written[::2]
     copies = next((count for count in (3, 2) if texts == texts[: len(texts) // count] * count), 1)
     return written[: len(written) // copies] if copies > 1 and differ * 2 * copies >= len(texts) else lines
-
-
-def _separated(lines: list[Line]) -> list[Line]:
-    """Return the lines of a paste that has lost its line feeds: no line of a log but its first begins as one."""
-    if sum(bool(MARKS.own_line.search(line.text[:LONGEST_HEAD])) for line in lines) >= FEWEST_HEADS:
-        return lines
-    parted = ((line, MARKS.inside.split(line.text)) for line in lines)
-    return [
-        Line(line.number, text)
-        for line, parts in parted
-        for text in (parts if len(parts) > FEWEST_HEADS else [line.text])
-    ]
-
-
-def _unnumbered(lines: list[Line]) -> list[Line]:
-    """Return the lines without their numbers, if nearly all have one and each number is larger than the one before."""
-    matches = [MARKS.numbered.match(line.text[:LONGEST_HEAD]) for line in lines]
-    numbers = [int(match[1]) for match in matches if match]
-    written = sum(not _BLANK.fullmatch(line.text) for line in lines)
-    steps = sum(after > before for before, after in pairwise(numbers))
-    if len(numbers) < max(FEWEST_HEADS, NEARLY_ALL * written) or steps < NEARLY_ALL * (len(numbers) - 1):
-        return lines
-    return [line.cut(match) for line, match in zip(lines, matches, strict=True)]
-
-
-def _without_colours(text: str) -> str:
-    text = MARKS.colour.sub("", text) if _MARK.search(text) else text
-    text = MARKS.bare_colour.sub("", text) if "[" in text else text
-    return MARKS.returns.sub("", text) if text.endswith(("\r", "^M", "\\r")) else text
-
-
-def _own_start(text: str) -> int:
-    """Return the place behind the head of a collector and the names of processes."""
-    collector = COLLECTOR.match(text)
-    process = _PROCESS.match(text, collector.end() if collector else 0)
-    return process.end() if process else 0
 
 
 def is_newest_first(times: Sequence[str], fewest: int = FEWEST_HEADS) -> bool:

@@ -6,7 +6,6 @@ interpretations counts.
 """
 
 import math
-from collections.abc import Iterator
 from copy import deepcopy
 from datetime import tzinfo
 
@@ -227,22 +226,23 @@ class ServerLog:
         return is_silent and self._if_ended is not None and self._if_ended.states.failed > 0
 
     def samples(self, now: float) -> list[Sample]:
-        """Return the samples of the interpretation that counts, and the claims that do not."""
-        interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self.current
-        return [*interpreter.samples(now), *self._claims(now)]
+        """Return the samples of the interpretation that counts, and the claims that are not believed.
 
-    def _claims(self, now: float) -> Iterator[Sample]:
-        """Yield each claim that is not believed: its first line as labels, the time of its newest line as the value."""
+        A claim has its first line as labels, the time of its newest line as the value.
+        """
+        interpreter = self._if_ended if self._if_ended is not None and self._has_ended(now) else self.current
+        samples = [*interpreter.samples(now)]
         is_measured = self._measured.answers or (self._measured.began is None and bool(self._refuted))
         if self._drains(now) or not is_measured or (self._open and self._is_confirmed):
-            return
+            return samples
         others = (self._open[event] for event in self._open.keys() - self._refuted.keys())
         for claim in (*self._refuted.values(), *others):
             line = str(claim.number) if claim.number and self._file else ""
             state = "open" if claim.event in self._open else "refuted"
             labels = (claim.event, quote(self._file, MOST_NAME), line, quote(claim.text, MOST_TEXT), state)
             newest = self._open.get(claim.event, claim)
-            yield "diag_vllm_log_claim_timestamp_seconds", labels, max(claim.at, newest.at)
+            samples.append(("diag_vllm_log_claim_timestamp_seconds", labels, max(claim.at, newest.at)))
+        return samples
 
 
 def claims_death(pattern: Pattern | None) -> bool:

@@ -215,8 +215,10 @@ class EventCounts:
         self._unproven[event] = max(at, self._unproven.get(event, 0.0))
 
     def samples(self) -> Iterator[Sample]:
+        sums_claimed = {event for event, _ in self._sums if event in self._unproven}
         for event, count in self._counts.items():
-            yield "diag_vllm_log_events_total", (event,), count
+            if count or event not in sums_claimed:  # 0 would be measured: nobody knows how many lines are vLLM's
+                yield "diag_vllm_log_events_total", (event,), count
             yield "diag_vllm_log_event_last_timestamp_seconds", (event,), self._times[event]
         for event, at in self._unproven.items():
             yield "diag_vllm_log_hearsay_timestamp_seconds", (event,), at

@@ -90,7 +90,32 @@ def _compared(
             ours, theirs = (f"{min(values):.0f} - {max(values):.0f}" for values in running)
             load = f"{ours} requests running, {theirs} in the baseline"
             reasons[f"no {FEWEST} windows of the baseline had this load: {load}"] = None
-    return Normality(file, (*readings, *_startups(begun, baseline)), tuple(reasons))
+    earlier = {normal.kind: normal.starts for normal in baseline if normal.starts}
+    for instance, kind, phases in begun:
+        closest = _closest(kind, list(earlier))
+        if closest is None:
+            continue
+        for phase, spent in phases.items():
+            before = [start[phase] for start in earlier[closest] if phase in start]
+            if len(before) >= FEWEST_STARTS:
+                band = _Band.of(np.array(before))
+                reading = NormalReading(
+                    subject=(("instance", instance),),
+                    measure=f"start-up phase {phase}",
+                    unit="seconds",
+                    worse="higher",
+                    value=spent,
+                    normal=band.median,
+                    spread=band.spread,
+                    given=(),
+                    against=_normal_of(kind, closest),
+                    version=closest.version,
+                    own_version=kind.version,
+                    windows=len(before),
+                    notable=band.is_notable(spent, LEAST_OF_START),
+                )
+                readings.append(reading)
+    return Normality(file, tuple(readings), tuple(reasons))
 
 
 def _closest(kind: ServerKind, kinds: Sequence[ServerKind]) -> ServerKind | None:
@@ -195,34 +220,3 @@ def _readings(server: Measured, rows: Sequence[Row], against: str, version: str)
             windows=round(band.windows),
             notable=band.is_notable(value, column.least),
         )
-
-
-def _startups(
-    begun: Sequence[tuple[str, ServerKind, Mapping[str, float]]], baseline: Baseline
-) -> Iterator[NormalReading]:
-    """Compare the phases of a start with those of earlier ones."""
-    earlier = {normal.kind: normal.starts for normal in baseline if normal.starts}
-    for instance, kind, phases in begun:
-        closest = _closest(kind, list(earlier))
-        if closest is None:
-            continue
-        for phase, spent in phases.items():
-            before = [start[phase] for start in earlier[closest] if phase in start]
-            if len(before) < FEWEST_STARTS:
-                continue
-            band = _Band.of(np.array(before))
-            yield NormalReading(
-                subject=(("instance", instance),),
-                measure=f"start-up phase {phase}",
-                unit="seconds",
-                worse="higher",
-                value=spent,
-                normal=band.median,
-                spread=band.spread,
-                given=(),
-                against=_normal_of(kind, closest),
-                version=closest.version,
-                own_version=kind.version,
-                windows=len(before),
-                notable=band.is_notable(spent, LEAST_OF_START),
-            )

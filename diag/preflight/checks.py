@@ -72,7 +72,25 @@ class Preflight:
 def preflight(facts: PreflightFacts, target: str) -> Preflight:
     """Run every check; results that diag.toml ignores are dropped."""
     chosen = [check for check in CHECKS.values() if not (facts.on_cpu and "gpus" in check.needs)]
-    every = [*_lint_results(facts), *(result for check in chosen for result in results(check, facts))]
+    every: list[CheckResult] = []
+    if facts.lint is not None:  # errors and warnings of its rules, and one result for all others
+        failing: set[str] = set()
+        for finding in facts.lint.findings:
+            state = "fail" if finding.rule in _NOW else _STATES.get(finding.severity)
+            if state and not (facts.machine and finding.rule in _COVERED):
+                failing.add(finding.rule)
+                group: Group = "memory" if finding.rule in _MEMORY else "launch"
+                every.append(CheckResult(finding.rule, group, state, finding.message, finding.why, finding.fix))
+        hints = len({finding.rule for finding in facts.lint.findings} - failing)
+        also = f", {hints} more to consider (diag lint)" if hints else ""
+        passed = f"{len(RULES) - len(failing)} of {len(RULES)} lint rules{also}"
+        every.append(CheckResult(RULES_AS_A_WHOLE, "launch", "pass", passed))
+        # what a check of the memory or the GPUs could not look at either is left to that check
+        told = [reason for reason in (facts.no_ledger, facts.no_gpus) if reason]
+        for reason in facts.lint.not_checked:
+            if not any(text in reason for text in told):
+                every.append(CheckResult(RULES_AS_A_WHOLE, "launch", "not checked", reason))
+    every += (result for check in chosen for result in results(check, facts))
     ignore = facts.contract.preflight.ignore
     kept = [result for result in every if result.id not in ignore]
     ignored = {result.id: ignore[result.id] for result in every if result.id in ignore}
@@ -98,29 +116,3 @@ def results(check: PreflightCheck, facts: PreflightFacts) -> Iterator[CheckResul
         outcomes = [Outcome("not checked", printable(text, 300))]
     for state, message, do in outcomes:
         yield CheckResult(check.id, check.group, state, hidden(message), check.why, hidden(do))
-
-
-def _lint_results(facts: PreflightFacts) -> Iterator[CheckResult]:
-    """Yield errors and warnings of the lint rules, and one result for all others.
-
-    What a check of the memory or the GPUs could not look at either is left to that check.
-    """
-    report = facts.lint
-    if report is None:
-        return
-    failing: set[str] = set()
-    for finding in report.findings:
-        state = "fail" if finding.rule in _NOW else _STATES.get(finding.severity)
-        if state and not (facts.machine and finding.rule in _COVERED):
-            failing.add(finding.rule)
-            group: Group = "memory" if finding.rule in _MEMORY else "launch"
-            yield CheckResult(finding.rule, group, state, finding.message, finding.why, finding.fix)
-    hints = len({finding.rule for finding in report.findings} - failing)
-    also = f", {hints} more to consider (diag lint)" if hints else ""
-    yield CheckResult(
-        RULES_AS_A_WHOLE, "launch", "pass", f"{len(RULES) - len(failing)} of {len(RULES)} lint rules{also}"
-    )
-    told = [reason for reason in (facts.no_ledger, facts.no_gpus) if reason]
-    for reason in report.not_checked:
-        if not any(text in reason for text in told):
-            yield CheckResult(RULES_AS_A_WHOLE, "launch", "not checked", reason)

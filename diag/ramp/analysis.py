@@ -14,7 +14,7 @@ from diag.diagnosis.proposals import Proposal, Running, propose
 from diag.diagnosis.query_cache import QueryCache
 from diag.diagnosis.vitals import ceiling_shares
 from diag.knowledge.signals import runs_on_cpu
-from diag.ramp.binders import BINDERS, CLIENT_FIX, COMPUTE_FIX, Binder
+from diag.ramp.binders import BINDERS, CLIENT_FIX, COMPUTE_FIX
 from diag.ramp.plan import (
     Limits,
     OwnTraffic,
@@ -131,8 +131,15 @@ def conclude(steps: Sequence[Step], limits: Limits, circumstances: Circumstances
     at = saturated(usable)
     judged = tuple(candidates(usable, at, limits, circumstances.running)) if at else ()
     binds = None
-    # of other load, one step shows what binds
-    if at and (circumstances.attached or _has_saturated(usable, at, limits)):
+    rising = closed(usable)
+    is_flat = len(rising) > 1 and rising[-1].requests_per_second < 1.1 * rising[-2].requests_per_second
+    if at and (
+        circumstances.attached  # of other load, one step shows what binds
+        or (at.running and (at.waiting or 0.0) >= QUEUED * at.running)  # more load would only wait longer
+        or is_flat
+        or not holds(at, limits)
+        or client_is_slow(at, limits)
+    ):
         binding = {candidate.id: candidate for candidate in judged if candidate.state == "binds"}
         # a bottleneck in front of the engine hides all others; a full step explains a queue, unless preempted requests
         # are recomputed
@@ -171,15 +178,6 @@ def saturated(steps: Sequence[Step]) -> Step | None:
     return max(closed(measured) or measured, key=lambda step: step.in_flight or 0.0, default=None)
 
 
-def _has_saturated(steps: Sequence[Step], at: Step, limits: Limits) -> bool:
-    """Return True if the load reached a limit: one more step would have served no more, or served it too late."""
-    if at.running and (at.waiting or 0.0) >= QUEUED * at.running:  # more load would only wait longer
-        return True
-    rising = closed(steps)
-    flat = len(rising) > 1 and rising[-1].requests_per_second < 1.1 * rising[-2].requests_per_second
-    return flat or not holds(at, limits) or client_is_slow(at, limits)
-
-
 def recomputes(step: Step) -> bool:
     return (step.preemptions or 0.0) > RECOMPUTES * max(step.requests, 1.0)
 
@@ -193,41 +191,38 @@ def candidates(steps: Sequence[Step], at: Step, limits: Limits, running: Mapping
     yield _judge_client(at, limits)
     yield _judge_compute(steps, at.queries)
     for binder in BINDERS:
-        yield from _judge_binder(binder, at.queries, running)
+        diagnoses = diagnose([binder.incident], at.queries)
+        if not diagnoses:  # the server has no such part, a GPU for one
+            continue
+        first = min(diagnoses, key=lambda diagnosis: ("binds", "cannot tell", "ruled out").index(_state(diagnosis)))
+        state, proposals = _state(first), tuple[Proposal, ...]()
+        if state == "cannot tell" and all(reading.value is None for reading in first.symptoms):
+            continue
+        if state == "binds":
+            evidence = [f"{reading.sentence} ({reading.threshold})" for reading in first.symptoms]
+            proposals = propose(first, at.queries, running.get(first.server, Running()))
+        else:
+            decisive = [reading for reading in first.symptoms if reading.holds is not True]
+            if state == "ruled out":  # the readings up to the first one that decides
+                decisive = decisive[
+                    : 1 + next(place for place, reading in enumerate(decisive) if reading.holds is False)
+                ]
+            needed = ((reading.sentence, reading.threshold.removeprefix("= ")) for reading in decisive)
+            evidence = [f"{sentence}; it requires {bound}" for sentence, bound in needed]
+        rows = at.queries.ask(binder.pressure, binder.per, at.queries.whole) if binder.pressure else {}
+        row = rows.get(first.subject)
+        yield BoundBy(
+            binder.id,
+            binder.name,
+            state,
+            binder.cause,
+            tuple(evidence),
+            float(row[-1]) if row is not None and math.isfinite(row[-1]) else None,
+            tuple(proposal for proposal in proposals if proposal.is_computed),
+        )
     if breaches := at.breaches(limits.contract):  # if no resource is at its limit, the SLO itself is the limit
         cause = "the latency rises with the load, and no single resource is at its limit yet"
         yield BoundBy("slo", "latency SLO", "binds", cause, tuple(breach.sentence for breach in breaches))
-
-
-def _judge_binder(binder: Binder, queries: QueryCache, running: Mapping[str, Running]) -> Iterator[BoundBy]:
-    """Judge a binder by its signals; yield nothing if the server has no such part (a GPU, for one)."""
-    diagnoses = diagnose([binder.incident], queries)
-    if not diagnoses:
-        return
-    first = min(diagnoses, key=lambda diagnosis: ("binds", "cannot tell", "ruled out").index(_state(diagnosis)))
-    state = _state(first)
-    if state == "cannot tell" and all(reading.value is None for reading in first.symptoms):
-        return
-    if state == "binds":
-        evidence = [f"{reading.sentence} ({reading.threshold})" for reading in first.symptoms]
-        proposals = propose(first, queries, running.get(first.server, Running()))
-    else:
-        decisive = [reading for reading in first.symptoms if reading.holds is not True]
-        if state == "ruled out":  # the readings up to the first one that decides
-            decisive = decisive[: 1 + next(at for at, reading in enumerate(decisive) if reading.holds is False)]
-        evidence = [f"{reading.sentence}; it requires {reading.threshold.removeprefix('= ')}" for reading in decisive]
-        proposals = ()
-    rows = queries.ask(binder.pressure, binder.per, queries.whole) if binder.pressure else {}
-    row = rows.get(first.subject)
-    yield BoundBy(
-        binder.id,
-        binder.name,
-        state,
-        binder.cause,
-        tuple(evidence),
-        float(row[-1]) if row is not None and math.isfinite(row[-1]) else None,
-        tuple(proposal for proposal in proposals if proposal.is_computed),
-    )
 
 
 def _state(diagnosis: Diagnosis) -> State:

@@ -15,7 +15,7 @@ the ranges do not overlap.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -158,11 +158,26 @@ def compare(before: RampResult, after: RampResult) -> RampComparison:
         figures = old and _limit(before, old), new and _limit(after, new)
         why = "" if new else "no load was inside the SLO"
         rates.append(ComparedFigure("highest rate inside the SLO" if rates else "ceiling", "lower", *figures, why=why))
+    # p99 ITL and TTFT at the rates of the ramp before that were inside the SLO
+    latencies: list[ComparedFigure] = []
+    now, up_to = rising(after.steps), min(comparable_up_to(before), comparable_up_to(after))
+    for step in rising(before.steps):
+        if highest[0] is None or step.served > highest[0].served:
+            continue
+        same = [other for other in now if other.kind == step.kind]
+        for measure in MEASURES:
+            exact = all(_exact(one, measure) is not None for one in (step, *same))
+            was, becomes, why, between = latency(step, measure, exact), None, NEAR, False
+            if step.served < up_to:
+                becomes, between = at_rate(same, step.served, measure, exact)
+                why = NOT_MEASURED if becomes is None else ""
+            if was is not None:
+                latencies.append(ComparedFigure(measure, "higher", was, becomes, step.served, why, between))
     return RampComparison(
         before,
         after,
         tuple(rates),
-        tuple(_latencies(before, after)),
+        tuple(latencies),
         differences(before, after),
         unknown(before, after),
     )
@@ -213,26 +228,6 @@ def served(ramp: RampResult, step: LoadStep) -> Figure:
 
 
 # -- latencies at the old rates ----------------------------------------------------------------------------------------
-
-
-def _latencies(before: RampResult, after: RampResult) -> list[ComparedFigure]:
-    """Compare p99 ITL and TTFT at the rates of the ramp before that were inside the SLO."""
-    figures: list[ComparedFigure] = []
-    highest, now = _highest(before), rising(after.steps)
-    up_to = min(comparable_up_to(before), comparable_up_to(after))
-    for step in rising(before.steps):
-        if highest is None or step.served > highest.served:
-            continue
-        same = [other for other in now if other.kind == step.kind]
-        for measure in MEASURES:
-            exact = all(_exact(one, measure) is not None for one in (step, *same))
-            old, new, why, between = latency(step, measure, exact), None, NEAR, False
-            if step.served < up_to:
-                new, between = at_rate(same, step.served, measure, exact)
-                why = NOT_MEASURED if new is None else ""
-            if old is not None:
-                figures.append(ComparedFigure(measure, "higher", old, new, step.served, why, between))
-    return figures
 
 
 def comparable_up_to(ramp: RampResult) -> float:
@@ -312,7 +307,23 @@ def differences(before: RampResult, after: RampResult) -> tuple[Difference, ...]
         if old != new:
             changed.append(Difference("flags", name, old, new))
 
-    changed += _traffic(before, after)
+    # the lengths that were set, else those that were measured at the ceiling, and the traffic of others
+    for field, name in {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"}.items():
+        length, later, factor = before.lengths[field], after.lengths[field], 1.0
+        if length is None or later is None:
+            ceilings, factor = (before.ceiling, after.ceiling), SAME_LENGTHS
+            length, later = (getattr(step, field) / step.served if step and step.served else None for step in ceilings)
+        if length and later and max(length, later) > factor * min(length, later):
+            changed.append(Difference("traffic", f"{name} a request", number(length), number(later)))
+    for field, name in {"prefix_tokens": "shared prefix tokens", "length_spread": "spread of the lengths"}.items():
+        length, later = before.lengths[field], after.lengths[field]
+        unit = "share" if field == "length_spread" else ""
+        if length is not None and later is not None and quantity(length, unit) != quantity(later, unit):
+            changed.append(Difference("traffic", name, quantity(length, unit), quantity(later, unit)))
+    then, now = before.others, after.others
+    if then is not None and now is not None and before.ceiling and abs(now - then) > OTHERS * before.ceiling.served:
+        changed.append(Difference("traffic", "requests/s of others", number(then), number(now)))
+
     for name in sorted(before.slo.keys() & after.slo.keys()):
         if before.slo[name] != after.slo[name]:
             changed.append(Difference("SLO", name, number(before.slo[name]), number(after.slo[name])))
@@ -351,26 +362,6 @@ def _parsed(launch: str) -> Mapping[str, str]:
     except BadUsage:
         return {}
     return {"vllm": "", **settings(command), **command.environment} if command else {}
-
-
-def _traffic(before: RampResult, after: RampResult) -> Iterator[Difference]:
-    """Compare the lengths that were set, else those that were measured at the ceiling, and the traffic of others."""
-    names = {"prompt_tokens": "prompt tokens", "output_tokens": "output tokens"}
-    for field, name in names.items():
-        old, new, factor = before.lengths[field], after.lengths[field], 1.0
-        if old is None or new is None:
-            ceilings, factor = (before.ceiling, after.ceiling), SAME_LENGTHS
-            old, new = (getattr(step, field) / step.served if step and step.served else None for step in ceilings)
-        if old and new and max(old, new) > factor * min(old, new):
-            yield Difference("traffic", f"{name} a request", number(old), number(new))
-    for field, name in {"prefix_tokens": "shared prefix tokens", "length_spread": "spread of the lengths"}.items():
-        old, new = before.lengths[field], after.lengths[field]
-        unit = "share" if field == "length_spread" else ""
-        if old is not None and new is not None and quantity(old, unit) != quantity(new, unit):
-            yield Difference("traffic", name, quantity(old, unit), quantity(new, unit))
-    then, now = before.others, after.others
-    if then is not None and now is not None and before.ceiling and abs(now - then) > OTHERS * before.ceiling.served:
-        yield Difference("traffic", "requests/s of others", number(then), number(now))
 
 
 # -- many ramps --------------------------------------------------------------------------------------------------------

@@ -363,7 +363,11 @@ def steady_part(counted: Counted, concurrency: int | None, *, generated: bool) -
     if not generated:
         return _settled(active & (in_flight >= np.median(in_flight[active]) / 2), times)
 
-    arriving = active & _before_last_arrival(counted)
+    arriving, arrived = active, counted.finished + counted.in_flight
+    scraped = np.flatnonzero(np.isfinite(arrived))
+    if len(scraped):  # another request arrived after the scrape; if no counter tells, after all
+        last = np.flatnonzero(arrived < arrived[scraped[-1]] - 0.5)
+        arriving = active & (np.arange(len(arrived)) <= (last[-1] if len(last) else -1))
     if concurrency is None:
         return _settled(arriving, times)
     full = in_flight >= ALL * concurrency
@@ -373,16 +377,6 @@ def steady_part(counted: Counted, concurrency: int | None, *, generated: bool) -
     # that the gauges miss many
     usual = np.quantile(growth[arriving & (growth > 0)], 0.75) if (arriving & (growth > 0)).any() else 0.0
     return _settled(arriving & (growth >= PLATEAU * usual), times)
-
-
-def _before_last_arrival(counted: Counted) -> NDArray[np.bool_]:
-    """Return True for the scrapes after which another request arrived; all are True if no counter tells."""
-    arrived = counted.finished + counted.in_flight
-    scraped = np.flatnonzero(np.isfinite(arrived))
-    if not len(scraped):
-        return np.ones(len(arrived), bool)
-    last = np.flatnonzero(arrived < arrived[scraped[-1]] - 0.5)
-    return np.arange(len(arrived)) <= (last[-1] if len(last) else -1)
 
 
 def _settled(loaded: NDArray[np.bool_], times: Floats) -> slice:

@@ -108,12 +108,39 @@ class ReportAnswer(NamedTuple):
 
 def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
     """Return an answer for each primary incident, the worst first; if there is none, the one about the whole report."""
-    families = (FAMILIES[name] for name in report.observed.not_measured)
-    hints = words.grouped((family.hint, family.name) for family in families)
+    hints = words.grouped((FAMILIES[name].hint, FAMILIES[name].name) for name in report.observed.not_measured)
     not_seen = tuple(f"{', '.join(names)} ({hint})" for hint, names in hints.items())
-    found = [_about(group, report, written_as)._replace(not_seen=not_seen) for group in words.alike(report)]
-    if found:
-        return found
+    about: list[ReportAnswer] = []
+    for group in words.alike(report):
+        first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
+        newest = [diagnosis.one_by_one[-1] for diagnosis in diagnoses]
+        where, when = words.where(first), words.when(first, written_as)
+        if len(group) > 1:
+            names = dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses)
+            where = f"{len(names):,} of {len(report.servers):,} servers ({listed(list(names))})"
+            ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
+            now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
+            when = f"{now}, first seen {words.began(diagnoses, written_as)}"
+        if len(group) == 1 and (death := words.death(group[0], report)):  # what users feel dates from the death
+            newest, when = [death.one_by_one[-1]], words.when(death, written_as)
+        answer = ReportAnswer(
+            verdict=words.severity(group[0], report).upper(),
+            where=where,
+            incident=first.incident.id,
+            title=first.incident.title,
+            impact=words.impact(group[0], report),
+            since=min(last.watched_since if last.since is None else last.since for last in newest),
+            when=when,
+            actions=choose_actions(group[0], report),
+            findings=tuple(group),
+            evidence=readings(words.evidence(first)),
+            ruled_out=tuple(refuted.name for refuted in first.refuted),
+            not_ruled_out=tuple(look_alike.name for look_alike in first.open),
+            not_seen=not_seen,
+        )
+        about.append(answer)
+    if about:
+        return about
     if report.verdict == "warning":
         return [
             ReportAnswer(
@@ -141,35 +168,6 @@ def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
     return [ReportAnswer("HEALTHY", target, reasons=(healthy,), not_seen=not_seen)]
 
 
-def _about(group: Sequence[Finding], report: Report, written_as: TimeFormat) -> ReportAnswer:
-    first, diagnoses = group[0].diagnosis, [finding.diagnosis for finding in group]
-    newest = [diagnosis.one_by_one[-1] for diagnosis in diagnoses]
-    where, when = words.where(first), words.when(first, written_as)
-    if len(group) > 1:
-        names = list(dict.fromkeys(printable(instance_name(diagnosis.subject)) for diagnosis in diagnoses))
-        where = f"{len(names):,} of {len(report.servers):,} servers ({listed(names)})"
-        ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
-        now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
-        when = f"{now}, first seen {words.began(diagnoses, written_as)}"
-    death = words.death(group[0], report)
-    if death and len(group) == 1:  # what users feel dates from the death
-        newest, when = [death.one_by_one[-1]], words.when(death, written_as)
-    return ReportAnswer(
-        verdict=words.severity(group[0], report).upper(),
-        where=where,
-        incident=first.incident.id,
-        title=first.incident.title,
-        impact=words.impact(group[0], report),
-        since=min(last.watched_since if last.since is None else last.since for last in newest),
-        when=when,
-        actions=choose_actions(group[0], report),
-        findings=tuple(group),
-        evidence=readings(words.evidence(first)),
-        ruled_out=tuple(refuted.name for refuted in first.refuted),
-        not_ruled_out=tuple(look_alike.name for look_alike in first.open),
-    )
-
-
 def readings(found: Sequence[Reading]) -> tuple[str, ...]:
     """Return the readings as texts: "queue time (mean): 9.1 s (> 1 s)"."""
     return tuple(f"{reading.condition.signal.name}: {reading.shown} ({reading.threshold})" for reading in found)
@@ -192,7 +190,22 @@ def verdicts(report: Report) -> list[str]:
 
 
 def headlines(report: Report) -> list[Headline]:
-    rows = [_incident_headline(group, report) for group in words.alike(report)]
+    rows: list[Headline] = []
+    for group in words.alike(report):
+        diagnoses = [finding.diagnosis for finding in group]
+        first, place = diagnoses[0], words.place(diagnoses[0].subject)
+        if len(group) > 1:
+            servers = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
+            place = f"{len(servers):,} of {len(report.servers):,} servers"
+        period, worse = line_period(group, report), words.worse(group[0], report)
+        ends = {period.full: True, period.brief: period.has_start}
+        if len(group) == 1 and first.incident.began and first.culprits:
+            since, course = words.began([first], words.time_format(report)), [*map(words.culprit, first.culprits)]
+            whole, last = f"since {since}: {listed(course)}", f"since {since}: {course[-1]}"
+            ends = {whole: True, listed(course): False, last: True} | ends
+        verdict, name = words.severity(group[0], report).upper(), f"  {first.incident.id} "
+        line = _fitted(verdict, f"{name}with {worse.incident.id} ", place, list(ends), ends) if worse else None
+        rows.append(line if line and line.has_place else _fitted(verdict, name, place, list(ends), ends))
     if rows:
         return rows
     written_as, observed, names = words.time_format(report), report.observed, report.servers
@@ -219,24 +232,6 @@ def headlines(report: Report) -> list[Headline]:
     states = words.states(report)
     lasted = quantity(observed.end - observed.start, "seconds")
     return [_fitted(verdict, remark, place, [f"{states}   {when} ({lasted})", f"{states}   {when}", when])]
-
-
-def _incident_headline(group: Sequence[Finding], report: Report) -> Headline:
-    diagnoses = [finding.diagnosis for finding in group]
-    first, place = diagnoses[0], words.place(diagnoses[0].subject)
-    if len(group) > 1:
-        servers = {instance_name(diagnosis.subject) for diagnosis in diagnoses}
-        place = f"{len(servers):,} of {len(report.servers):,} servers"
-    period, worse = line_period(group, report), words.worse(group[0], report)
-    ends = {period.full: True, period.brief: period.has_start}
-    if len(group) == 1 and first.incident.began and first.culprits:
-        since = words.began([first], words.time_format(report))
-        course = [*map(words.culprit, first.culprits)]
-        told = {f"since {since}: {listed(course)}": True, listed(course): False, f"since {since}: {course[-1]}": True}
-        ends = told | ends
-    verdict, name = words.severity(group[0], report).upper(), f"  {first.incident.id} "
-    line = _fitted(verdict, f"{name}with {worse.incident.id} ", place, list(ends), ends) if worse else None
-    return line if line and line.has_place else _fitted(verdict, name, place, list(ends), ends)
 
 
 def _fitted(verdict: str, what: str, place: str, ends: Sequence[str], starts: Mapping[str, bool] = {}) -> Headline:
@@ -387,22 +382,16 @@ def evidence_rows(found: Sequence[Reading]) -> list[tuple[str, ...]]:
 def reading_row(reading: Reading) -> tuple[str, str, str, str]:
     """Return name, value, threshold and history of a reading; "yes" and "no" say all without a threshold."""
     threshold = "" if reading.condition.signal.unit == "bool" else reading.threshold
-    value, history = Span(reading.shown, "value"), Span(_history_bars(reading), "history")
-    return reading.condition.signal.name, value, threshold, history
-
-
-def _history_bars(reading: Reading) -> str:
-    """Draw the history as bars from its least to its greatest value, a dot for a hole.
-
-    If instants outnumber bars, each bar shows the worst value of its part: an hour of trouble stays visible in a day.
-    """
+    # if instants outnumber bars, each bar shows the worst value of its part: an hour of trouble stays visible in a day
     step = -(-len(reading.history) // BARS_WIDE)
     worst = max if reading.condition.op.startswith(">") else min
     parts = [reading.history[at : at + step] for at in range(0, len(reading.history), step)]
     history = [worst((value for value in part if value is not None), default=None) for part in parts]
-    known = [value for value in history if value is not None]
+    measured = [value for value in history if value is not None]
     encoding = getattr(sys.stdout, "encoding", "utf-8")  # the stand-in for stdout in diag top has none
-    if len(known) < 2 or not (encoding or "").lower().startswith("utf"):
-        return ""
-    low, span = min(known), (max(known) - min(known)) or 1.0
-    return "".join("·" if value is None else BARS[int((value - low) / span * (len(BARS) - 1))] for value in history)
+    bars = ""
+    if len(measured) > 1 and (encoding or "").lower().startswith("utf"):
+        low, span = min(measured), (max(measured) - min(measured)) or 1.0
+        heights = (None if value is None else int((value - low) / span * (len(BARS) - 1)) for value in history)
+        bars = "".join("·" if height is None else BARS[height] for height in heights)
+    return reading.condition.signal.name, Span(reading.shown, "value"), threshold, Span(bars, "history")

@@ -47,7 +47,11 @@ def signals(incidents: Sequence[Incident], queries: QueryCache) -> pd.DataFrame:
                 times = pd.to_datetime(queries.instants(window), unit="ms", utc=True)
                 subjects = [dict(subject) for subject in rows]
                 labels = sorted({label for subject in subjects for label in subject})
-                cells = {label: np.array([_cell(each.get(label)) for each in subjects], object) for label in labels}
+                cells = {}
+                for label in labels:  # escaped for a terminal, and with an apostrophe before what is like a formula
+                    texts = [pasted(text) if text else text for text in (subject.get(label) for subject in subjects)]
+                    safe = [f"'{text}" if (text or "").lstrip().startswith(_BEGINS_FORMULA) else text for text in texts]
+                    cells[label] = np.array(safe, object)
                 columns = {
                     "time": times.take(np.tile(np.arange(len(times)), len(rows))),
                     **{label: column.repeat(len(times)) for label, column in cells.items()},
@@ -80,9 +84,3 @@ def conditions(findings: Sequence[Finding]) -> pd.DataFrame:
         for reading in found.diagnosis.symptoms
     ]
     return pd.DataFrame(rows, columns=list(CONDITIONS))
-
-
-def _cell(label: str | None) -> str | None:
-    """Escape a label for a terminal, and put an apostrophe before one that a spreadsheet would take for a formula."""
-    text = pasted(label) if label else label
-    return f"'{text}" if text and text.lstrip().startswith(_BEGINS_FORMULA) else text

@@ -47,7 +47,18 @@ class Document:
         shape = self._resolved(shape)
         kinds = shape.get("type", ())
         if "properties" in shape:
-            make = self._object_maker(shape)
+            fields = []
+            for name, part in shape["properties"].items():
+                whole, is_required = self._resolved(part), name in shape.get("required", ())
+                may_be_null = "null" in whole.get("type", ())
+                if is_required and not may_be_null:  # an empty list is one, whatever the schema expects
+                    whole = {key: value for key, value in whole.items() if key not in (*_LEAST, "$ref")}
+                fields.append((name, self._field(name, whole), is_required or may_be_null))
+
+            def make(value: Any) -> Any:
+                drawn = ((name, draw(value), is_kept) for name, draw, is_kept in fields)
+                return {name: part for name, part, is_kept in drawn if is_kept or part is not None}
+
         elif "array" in kinds:
             of_items = self._field("", shape["items"])
 
@@ -70,21 +81,6 @@ class Document:
                 return _allowed(shape, joined(value) if isinstance(value, tuple) else value)
 
         return lambda value: None if value is None else make(value)
-
-    def _object_maker(self, shape: Shape) -> Callable[[Any], dict[str, Any]]:
-        fields = []
-        for name, part in shape["properties"].items():
-            whole, is_required = self._resolved(part), name in shape.get("required", ())
-            may_be_null = "null" in whole.get("type", ())
-            if is_required and not may_be_null:  # an empty list is one, whatever the schema expects
-                whole = {key: value for key, value in whole.items() if key not in (*_LEAST, "$ref")}
-            fields.append((name, self._field(name, whole), is_required or may_be_null))
-
-        def make(item: Any) -> dict[str, Any]:
-            drawn = ((name, draw(item), is_kept) for name, draw, is_kept in fields)
-            return {name: value for name, value, is_kept in drawn if is_kept or value is not None}
-
-        return make
 
     def _field(self, name: str, shape: Shape) -> Callable[[Any], Any]:
         """Return the function that draws a field of an object, or an item of a list."""

@@ -3,7 +3,7 @@
 Each has plain text of at most 100 columns and JSON: schemas "diag.budget/2" and "diag.sizing/2" (diag.*.schema.json).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from diag.core.formatting import GIB, gibibytes, plural, quantity
@@ -88,7 +88,20 @@ def render_budget(budget: Budget) -> str:
         if not budget.suggestions:
             heading = "  No single change that diag can compute makes it fit for certain."
         lines += ["", heading, *(f"    {flag} {value}" for flag, value in budget.suggestions)]
-    lines += _offer_lines(budget.offers)
+    offers = []  # the larger changes, those with the most KV cache for a GPU first
+    for offer in budget.offers:
+        tokens = offer.ledger.tokens
+        cells = [
+            offer.change,
+            str(offer.gpus),
+            f"{_rounded(tokens.central * offer.replicas):,}" if tokens else "",
+            f"{offer.requests:,}",
+            f"{offer.output_rate:,.0f}" if offer.output_rate else "",
+        ]
+        offers.append((*cells, _how(offer)))
+    if offers:
+        head = ("change", "GPUs", "KV tokens", "requests", "output/s", "how")
+        lines += ["", "  What changes most:", *table([head, *offers], right=(1, 2, 3, 4))]
     return "\n".join(lines) + "\n"
 
 
@@ -142,25 +155,6 @@ def _rounded(size: int) -> int:
     return round(size / unit) * unit
 
 
-def _offer_lines(offers: Sequence[Deployment]) -> list[str]:
-    """Lay out the larger changes, those with the most KV cache for a GPU first."""
-    if not offers:
-        return []
-    head = ["change", "GPUs", "KV tokens", "requests", "output/s"]
-    rows = []
-    for offer in offers:
-        tokens = offer.ledger.tokens
-        cells = [
-            offer.change,
-            str(offer.gpus),
-            f"{_rounded(tokens.central * offer.replicas):,}" if tokens else "",
-            f"{offer.requests:,}",
-            f"{offer.output_rate:,.0f}" if offer.output_rate else "",
-        ]
-        rows.append((*cells, _how(offer)))
-    return ["", "  What changes most:", *table([(*head, "how"), *rows], right=(1, 2, 3, 4))]
-
-
 def _how(one: Deployment) -> str:
     return " ".join(filter(None, ("another checkpoint" if one.checkpoint else "", one.flags)))
 
@@ -196,30 +190,7 @@ def render_sizing(sizing: Sizing) -> str:
         "",
         *paragraph(f"{sizing.model}, vLLM {sizing.version}: {requests} of {plural(sizing.context, 'token')}", "  "),
     ]
-    lines += [*_sizing_table(sizing), ""]
-
-    low, high = (quantity(bound, "share") for bound in REACHED)
-    legend = [*sizing.notes]
-    if any(one.prefill for one in sizing.rows):
-        legend.append(
-            "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
-            f" {low} to {high} of them"
-        )
-    if any(one.is_spread and one.requests for one in sizing.rows):
-        legend.append(
-            "unknown: the traffic of PP, and of experts over DP, between GPUs is not modelled: memory alone is"
-        )
-    if sizing.measured:
-        legend.append(f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling")
-    if sizing.prices:
-        legend.append("$/M: dollars for a million output tokens at the ceiling; prompts are not in it")
-    for sentence in (*sizing.choices, *legend):
-        lines += paragraph(sentence, "  - ", "    ")
-    return "\n".join(lines) + "\n"
-
-
-def _sizing_table(sizing: Sizing) -> list[str]:
-    """Lay out a row for each deployment: what it holds, and its ceilings for the load."""
+    # a row for each deployment: what it holds, and its ceilings for the load
     at = f"at {quantity(sizing.utilisation, 'share')}" if sizing.utilisation else "at load" if sizing.measured else ""
     head = ["GPUs", "layout", "fits", "requests", "output/s", "prompt/s", "bound by"]
     head += ["load"] * bool(sizing.measured) + ([column for column in ("$/M", at) if column] if sizing.prices else [])
@@ -241,7 +212,27 @@ def _sizing_table(sizing: Sizing) -> list[str]:
         if sizing.prices:
             cells += ["" if cost is None else f"{cost:.2f}" for cost in sizing.costs(one, one.decode)]
         rows.append([*cells[: len(head)], *([_how(one)] if has_changes else [])])
-    return table([[*head, *["how"] * has_changes], *rows], right=(3, 4, 5, 7, 8, 9)) if rows else []
+    lines += table([[*head, *["how"] * has_changes], *rows], right=(3, 4, 5, 7, 8, 9)) if rows else []
+    lines.append("")
+
+    low, high = (quantity(bound, "share") for bound in REACHED)
+    legend = [*sizing.notes]
+    if any(one.prefill for one in sizing.rows):
+        legend.append(
+            "output/s and prompt/s are ceilings in tokens that follow from data sheets; servers in public figures reach"
+            f" {low} to {high} of them"
+        )
+    if any(one.is_spread and one.requests for one in sizing.rows):
+        legend.append(
+            "unknown: the traffic of PP, and of experts over DP, between GPUs is not modelled: memory alone is"
+        )
+    if sizing.measured:
+        legend.append(f"load: the {sizing.measured:,.0f} output tokens/s that were measured as a share of the ceiling")
+    if sizing.prices:
+        legend.append("$/M: dollars for a million output tokens at the ceiling; prompts are not in it")
+    for sentence in (*sizing.choices, *legend):
+        lines += paragraph(sentence, "  - ", "    ")
+    return "\n".join(lines) + "\n"
 
 
 SIZING_DOCUMENT = Document(

@@ -3,14 +3,12 @@
 Deterministic order, no NaN or Inf, the same bytes for the same recording.
 """
 
-from typing import Any
-
 from diag.core.contract import Site
 from diag.core.formatting import escaped, moment
 from diag.diagnosis.report import Report
 from diag.report import coverage
 from diag.report import sentences as words
-from diag.report.answer import ReportAnswer, answers
+from diag.report.answer import answers
 from diag.report.documents import Document, json_text
 from diag.report.spans import joined
 
@@ -59,14 +57,34 @@ def render_health(report: Report, site: Site) -> str:
 
     It has one indicator for each incident that is present.
     """
-    first, *_ = found = answers(report, moment)
+    first, *_ = every_answer = answers(report, moment)
+    indicators = {}
+    for answer in every_answer:
+        if answer.findings:
+            finding, actions = answer.findings[0], answer.actions
+            action = [*actions.do_now, *([joined(words.action(actions.fix))] if actions.fix else [])]
+            impact = {"severity": SEVERITY[answer.verdict], "description": answer.impact, "impact_areas": ["serving"]}
+            diagnosis = {
+                "id": answer.incident,
+                "cause": " ".join(finding.diagnosis.incident.cause.split()),
+                "action": " ".join(map(escaped, action)),
+                "affected_resources": [words.where(server.diagnosis) for server in answer.findings],
+                "help_url": site.runbook_url(answer.incident),
+            }
+            indicators[answer.incident] = {
+                "status": STATUS[answer.verdict],
+                "symptom": answer.lines[0],
+                "details": {"since": answer.since, "ongoing": not actions.is_over, "evidence": list(answer.evidence)},
+                "impacts": [{"id": answer.incident, **impact}],
+                "diagnosis": [diagnosis],
+            }
     content = {
         "schema": HEALTH_SCHEMA,
         "server": report.observed.target,
         "at": report.observed.end,
         "status": STATUS[first.verdict],
         "symptom": " ".join(first.lines),
-        "indicators": {answer.incident: _indicator(answer, site) for answer in found if answer.findings},
+        "indicators": indicators,
     }
     return json_text(content)
 
@@ -75,24 +93,3 @@ def health_without_data(server: str, why: str) -> str:
     """Return the health report about a server that has not been judged yet."""
     head = {"schema": HEALTH_SCHEMA, "server": server, "at": None, "status": "unknown"}
     return json_text({**head, "symptom": why, "indicators": {}})
-
-
-def _indicator(answer: ReportAnswer, site: Site) -> dict[str, Any]:
-    finding, actions = answer.findings[0], answer.actions
-    action = [*actions.do_now, *([joined(words.action(actions.fix))] if actions.fix else [])]
-    impact = {"severity": SEVERITY[answer.verdict], "description": answer.impact, "impact_areas": ["serving"]}
-    return {
-        "status": STATUS[answer.verdict],
-        "symptom": answer.lines[0],
-        "details": {"since": answer.since, "ongoing": not actions.is_over, "evidence": list(answer.evidence)},
-        "impacts": [{"id": answer.incident, **impact}],
-        "diagnosis": [
-            {
-                "id": answer.incident,
-                "cause": " ".join(finding.diagnosis.incident.cause.split()),
-                "action": " ".join(map(escaped, action)),
-                "affected_resources": [words.where(server.diagnosis) for server in answer.findings],
-                "help_url": site.runbook_url(answer.incident),
-            }
-        ],
-    }

@@ -104,7 +104,20 @@ def _parts(server: ServerComparison) -> Iterator[ReportPart]:
             for new in server.new_incidents
         ],
     )
-    yield _load_part(server)
+    before, after = server.loads
+    if before.measured and after.measured:
+        figures = (
+            ("requests arriving / s", before.arrivals, after.arrivals),
+            ("requests in flight (mean)", before.in_flight, after.in_flight),
+            ("requests finished", before.finished, after.finished),
+            ("prompt tokens / request (mean)", before.prompts.mean, after.prompts.mean),
+            ("prompt tokens begun / s", before.prompts.per_second, after.prompts.per_second),
+            ("output tokens / request (mean)", before.outputs.mean, after.outputs.mean),
+        )
+        shown_as = ((name, ["-" if value is None else number(value) for value in pair]) for name, *pair in figures)
+        yield _table("load", [(name, " -> ".join(pair), "") for name, pair in shown_as])
+    else:
+        yield ReportPart("load", ["not measured on both sides"])
     if unknown := [change.name for change in server.changes if not change.known]:
         names = listed(unknown, most=MOST_FLAGS)
         yield ReportPart("unknown", [f"only one side publishes {names}: name its launch command with --launch"])
@@ -152,25 +165,6 @@ def _values(metric: UserMetric) -> str:
         else:
             texts.append(f"{'' if bounds.lower == bounds.upper else '<= '}{quantity(bounds.upper, metric.unit)}")
     return " -> ".join(texts)
-
-
-def _load_part(server: ServerComparison) -> ReportPart:
-    before, after = server.loads
-    if not before.measured or not after.measured:
-        return ReportPart("load", ["not measured on both sides"])
-    measured = (
-        ("requests arriving / s", before.arrivals, after.arrivals),
-        ("requests in flight (mean)", before.in_flight, after.in_flight),
-        ("requests finished", before.finished, after.finished),
-        ("prompt tokens / request (mean)", before.prompts.mean, after.prompts.mean),
-        ("prompt tokens begun / s", before.prompts.per_second, after.prompts.per_second),
-        ("output tokens / request (mean)", before.outputs.mean, after.outputs.mean),
-    )
-    rows = []
-    for name, *values in measured:
-        old, new = ("-" if value is None else number(value) for value in values)
-        rows.append((name, f"{old} -> {new}", ""))
-    return _table("load", rows)
 
 
 def _title(server: ServerComparison) -> str:

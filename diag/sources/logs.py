@@ -16,7 +16,7 @@ from diag.exposition import labelled
 from diag.exposition.scrapes import Reading, Target
 from diag.knowledge.other_engines import ONLY_JUDGES, program_of_log
 from diag.log.corroboration import RESOLUTION
-from diag.log.files import FIRST, LAST, LogBytes, read_logs
+from diag.log.files import FIRST, LAST, read_logs
 from diag.log.marks import MARKS
 from diag.log.parse_line import LONGEST, Line, LineParser, first_time, split_redrawn
 from diag.log.paste import as_lines, as_logged, by_source
@@ -57,7 +57,12 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     others: list[str] = []
     empty: list[str] = []
     observations: list[Observation] = []
-    for text, lines in _servers(targets):
+    servers = (
+        (text._replace(name=f"{text.name} ({name})" if name else text.name), as_logged(lines))
+        for text in read_logs(targets)
+        for name, lines in by_source(as_lines([*_lines(text.first, 1), *_lines(text.last, 0)]))
+    )
+    for text, lines in servers:
         if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
             others.append(f"{printable(text.name)} is a log of {other}, not of vLLM: {ONLY_JUDGES}")
             continue
@@ -90,13 +95,6 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     if aside and not observations:
         raise (BadRecording if empty else Unreachable)("; ".join(aside))
     return [replace(seen, notes=(*seen.notes, *(() if at else aside))) for at, seen in enumerate(observations)]
-
-
-def _servers(targets: Sequence[str]) -> Iterator[tuple[LogBytes, list[Line]]]:
-    """Yield the lines of each server of the logs, with the bytes that they are of."""
-    for text in read_logs(targets):
-        for name, lines in by_source(as_lines([*_lines(text.first, 1), *_lines(text.last, 0)])):
-            yield text._replace(name=f"{text.name} ({name})" if name else text.name), as_logged(lines)
 
 
 def _year_end(lines: Sequence[Line], written: float) -> float:

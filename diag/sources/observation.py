@@ -124,7 +124,19 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
     """Build the observation of scraped targets; each has at least one scrape."""
     tables = [target.table() for target in targets]
     facts = {table.instance: facts.get(table.instance, ServerFacts()) for table in tables}
-    settled = {table.instance: _settled(table, facts[table.instance]) for table in tables}
+    settled = {}  # by the page's own series, the facts, and `diag_vllm_config` of an exporter
+    for table in tables:
+        infos = table.last(CACHE_INFO)
+        by_page = running_config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
+        last = next((scrape.page for scrape in reversed(table.scrapes) if scrape.page), None)
+        values = zip(last.layout.rows.tolist(), last.values.tolist(), strict=True) if last else ()
+        flags = {
+            row: table.labels[row]["flag"] for row in table.rows("diag_vllm_config") if "flag" in table.labels[row]
+        }
+        exported = {flags[row]: value for row, value in values if row in flags}
+        settled[table.instance] = running_config.settle(
+            {**by_page, **running_config.words_of_page(infos)}, facts[table.instance], exported
+        )
     interval = median_interval(tables, origin.every) or USUAL_INTERVAL
     remarks = [
         note for table in tables for note in (*scrape_notes(table), *settled[table.instance].notes(table.instance))
@@ -162,17 +174,6 @@ def observation(origin: Origin, targets: Sequence[Target], facts: Mapping[str, S
         exported_by={table.instance: exported_by({labels["__name__"] for labels in table.labels}) for table in tables},
         logs={name: server.log_ending for name, server in facts.items() if server.log_ending},
     )
-
-
-def _settled(table: ScrapeTable, facts: ServerFacts) -> RunningConfig:
-    """Settle the configuration from the page's own series, the facts, and `diag_vllm_config` of an exporter."""
-    infos = table.last(CACHE_INFO)
-    by_page = running_config.from_page(infos, table.pages[-1].layout.engines if table.pages else 0)
-    last = next((scrape.page for scrape in reversed(table.scrapes) if scrape.page), None)
-    values = zip(last.layout.rows.tolist(), last.values.tolist(), strict=True) if last else ()
-    flags = {row: table.labels[row]["flag"] for row in table.rows("diag_vllm_config") if "flag" in table.labels[row]}
-    exported = {flags[row]: value for row, value in values if row in flags}
-    return running_config.settle({**by_page, **running_config.words_of_page(infos)}, facts, exported)
 
 
 def _stated(texts: Mapping[str, str]) -> Mapping[str, str]:

@@ -93,33 +93,29 @@ def read_launch(text: str) -> Launch:
         is_harmless = name in VARIABLES and _VARIABLE_VALUE.fullmatch(value) and redaction.name(value) == value
         if is_harmless and not _ADDRESSED.fullmatch(name) and not _ADDRESS.search(value):
             environment[name] = value
-    return Launch(_flags(command), environment, incomplete, command.image)
-
-
-def _flags(command: Command) -> Mapping[str, Value]:
-    """Read the values of FLAGS and WORDS; the last one counts if a flag is repeated."""
-    values: dict[str, Value] = {}
+    values: dict[str, Value] = {}  # the last one counts if a flag is repeated
     for written in command.given:
         option, text = written.option, "".join(written.values)
         if option is None or option.key:
             continue
         name = option.flag.name.removeprefix("--").replace("-", "_")
         name = _FLAG_ALIASES.get(name, name)
-        value: Value | None = None
+        setting: Value | None = None
         if name in WORDS:
-            value = word(text)
-            value = None if value == "auto" else value  # vLLM chooses it itself
+            setting = word(text)
+            setting = None if setting == "auto" else setting  # vLLM chooses it itself
         elif FLAGS.get(name) == "switch":
-            value = float(option.on != (text.lower() in ("false", "0")))
+            setting = float(option.on != (text.lower() in ("false", "0")))
         elif name in FLAGS and option.on and text not in _LEFT_TO_VLLM:
             parsed = number(text) if FLAGS[name] == "share" else flag_integer(text)
-            value = SET if parsed is None else parsed
-        if value is not None:
-            values[name] = value
+            setting = SET if parsed is None else parsed
+        if setting is not None:
+            values[name] = setting
     engine = (values.get(f"{kind}_parallel_size", 1.0) for kind in ("tensor", "pipeline"))
     ranks = prod(size for size in engine if not isinstance(size, str))
     offloaded = connector_bytes(command, int(ranks)) / GIB
-    return {"kv_offloading_size": offloaded, **values} if offloaded else values
+    values = {"kv_offloading_size": offloaded, **values} if offloaded else values
+    return Launch(values, environment, incomplete, command.image)
 
 
 CONNECTORS = ("OffloadingConnector", "SimpleCPUOffloadConnector")

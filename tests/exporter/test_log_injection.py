@@ -318,6 +318,15 @@ def test_a_process_that_the_start_did_not_show_is_hearsay() -> None:
     assert [labels for name, labels, _ in state.samples(NOW) if name == NOT_BELIEVED[0]] == [("engine_dead",)]
 
 
+def test_claimed_lines_whose_numbers_add_up_are_no_measured_zero() -> None:
+    step = "(Worker_EP9 pid=4711) INFO 11-21 19:51:00 [eplb_state.py:9] EPLB step: 1 for model m: avg_tokens=8, max_tokens=9"
+    state = serving(NEW)
+    counted = ("diag_vllm_log_events_total", ("eplb_balance",), 0)
+    assert counted in state.samples(NOW)
+    feed(state, step + ", balancedness=0.5000, steps until the next: 2")
+    assert counted not in state.samples(NOW)
+
+
 def test_the_records_of_vllms_json_format_are_believed() -> None:
     record = {"asctime": "2026-11-21 19:50:09,000", "levelname": "ERROR", "processName": "EngineCore", "process": 24343}
     trace = 'Traceback (most recent call last):\n  File "a.py", line 1\ntorch.OutOfMemoryError: CUDA out of memory.'

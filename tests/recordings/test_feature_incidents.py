@@ -213,6 +213,12 @@ def test_a_release_that_does_not_say_why_requests_wait_cannot_tell(tmp_path: Pat
     assert state(judged(tmp_path, "lora_fits", before), THRASH) == "absent"
 
 
+def test_a_page_without_adapters_and_reasons_is_not_whole(tmp_path: Path) -> None:
+    """This release exports the reasons: nothing tells a queue for slots from one for capacity."""
+    report = judged(tmp_path, THRASH, without(INFO), without("vllm:num_requests_waiting_by_reason"))
+    assert (state(report, THRASH), state(report, "queue_saturation")) == ("unknown", "unknown")
+
+
 def test_a_server_without_adapters_has_no_thrash(tmp_path: Path) -> None:
     assert state(judged(tmp_path, "queue_saturation"), THRASH) == "absent"
 

@@ -189,6 +189,14 @@ def test_a_time_out_of_the_all_to_all_is_a_fault_of_the_device_with_fixes_of_its
     assert "Mask: [...]" in fixes_of(report, "engine_device_fault")
 
 
+def test_a_fault_of_the_device_for_which_an_engine_waits_is_explained_by_that(tmp_path: Path) -> None:
+    start = next(rewriting.scrapes("engine_stalled"))[0]
+    spoke = log("ready", {}, 600, start, engine_fault_held=-30, engine_fault_over=start, cuda_error=-30)
+    report = judge(tmp_path, "engine_stalled", spoke)
+    explained = {each.diagnosis.incident.id: each.diagnosis.explained_by for each in report.present}
+    assert explained["engine_device_fault"] == "engine_awaits_recovery"
+
+
 def test_an_incident_of_which_nothing_was_seen_before_its_look_keeps_its_onset() -> None:
     """Scraped every 15 s, the scrapes before the first one that shows it show nothing of the server."""
     looked_at = thinning.thinned(read(RECORDINGS / "elastic_scaling"), 15, 10.0)

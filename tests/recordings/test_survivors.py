@@ -116,20 +116,23 @@ def test_adapters_of_a_full_batch_do_not_compete_for_slots(tmp_path: Path) -> No
     assert report.state == "absent"
 
 
-def filling(answer: int, blocks: int) -> Engine:
-    """Thirty requests that come together, of which none has ended when the KV cache is full."""
+def filling(answer: int, blocks: int, short: int = 0) -> Engine:
+    """Thirty requests that come together, of which none has ended when the KV cache is full, and short ones."""
     draw = random.Random(11)
     engine = Engine(Limits(num_gpu_blocks=blocks, step=0.03, max_model_len=65_536), BEGUN - 3600)
     for _ in range(30):
         engine.send(Request(BEGUN + draw.uniform(5, 25), round(draw.gauss(800, 100)), round(draw.gauss(answer, 500))))
+    for _ in range(short):
+        engine.send(Request(BEGUN + draw.uniform(0, 120), 60, draw.randint(60, 180)))
     return engine
 
 
 @sampled("every", [2, 5, 15])
-def test_a_kv_cache_that_is_about_to_be_full_is_foretold_before_any_request_has_ended(
-    tmp_path: Path, every: float
+@pytest.mark.parametrize("short", [0, 200])
+def test_a_kv_cache_that_is_about_to_be_full_is_foretold_before_any_long_request_has_ended(
+    tmp_path: Path, every: float, short: int
 ) -> None:
-    pages = list(scrapes(filling(20_000, 6000), 120, every))
+    pages = list(scrapes(filling(20_000, 6000, short), 120, every))
     usage = [float(line.split()[-1]) for *_, text in pages for line in text.splitlines() if line.startswith(USAGE)]
     full = next(at for at, share in enumerate(usage) if share > 0.95)
     found = judged(tmp_path, iter(pages[: full + (every < 15)]), "kv_cache_filling")

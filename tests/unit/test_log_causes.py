@@ -367,6 +367,8 @@ def told(folder: Path, lines: list[str]) -> str:
         ([*SERVES, "corrupted size vs. prev_size"], "corrupted the process's memory", "NO FAILURE FOUND"),
         ([*SERVES, ASSERTED, "Fatal Python error: Aborted"], "Triton's compiler stopped", "a signal"),
         ([*SERVES, UNCAUGHT, f"  what():  {WATCHDOG}"], "engine_device_fault", "Act on the"),
+        ([*SERVES, UNCAUGHT, f"  what():  {WATCHDOG}", ENGINE.format("core.py:1", "EngineCore encountered a fatal error."), ENGINE.format("core.py:1", "RuntimeError: Executor failed.")], "engine_device_fault", "Act on the"),
+        ([*SERVES, *(SERVES[3].replace("05:00", f"05:{s}") for s in (10, 20, 30)), SERVES[2], f"[rank1]:[E1120 10:05:32.000000000 ProcessGroupNCCL.cpp:688] {WATCHDOG.partition(': ')[2]}"], "CANNOT TELL", "NO FAILURE FOUND"),
         ([*SERVES, UNCAUGHT, "  what():  [Rank 4] HCCL watchdog thread terminated with exception:", NPU_FAILED], "failed with 507011", "Act on the"),
         ([*SERVES, UNCAUGHT, "  what():  The frob is not there"], "The frob is not there (", "NO FAILURE FOUND"),
         ([*SERVES, UNCAUGHT.partition(" after")[0] + " without an active exception"], "A thread of native code", "every request fails"),

@@ -103,39 +103,18 @@ def dashboards(incidents: Sequence[Incident], contract: Contract, per_incident: 
 def fleet_page(contract: Contract, series: Mapping[str, str]) -> DashboardPage:
     """Return the page on all servers: which one has which incident, since when."""
     scope = DashboardScope(contract, ("model",), series)
-    firing = scope.add_matchers(worst_severity(ANY, scope.by("incident")))
-    timeline = grafana.state_timeline(
-        PanelHeader(
-            "Incidents over time", "Healthy: one green bar. Else a bar for each incident of a server.", width=24
-        ),
-        [PanelQuery(f"{firing} or on () {NO_INCIDENT}", legend(("incident", *scope.by())))],
-        STATES,
-    )
-    return page_of(
-        scope,
-        "fleet",
-        "Fleet",
-        "Which server has which incident, since when; every server in a row.",
-        {
-            "Current state": _current_state(scope),
-            "Incidents, worst first": [_firing(scope), timeline],
-            "Servers, worst first": [_servers(scope)],
-        },
-    )
-
-
-def _firing(scope: DashboardScope) -> Any:
-    """Return a row for each incident whose alert fires: severity, where, model, since when; links to act on it."""
-    by, server = scope.by("engine", "gpu", "incident"), ", ".join(scope.by())
-    worst = scope.add_matchers(worst_severity(ANY, by, pending=False))
+    # a row for each incident whose alert fires: severity, where, model, since when; links to act on it
+    parts, by = scope.by("engine", "gpu", "incident"), scope.by()
+    incident_labels, server = ", ".join(parts), ", ".join(by)
+    worst = scope.add_matchers(worst_severity(ANY, parts, pending=False))
     models = scope.add_matchers(f"group by ({server}, model_name) (last_over_time({RUNNING}[1h]))")
     with_model = f"{worst} * on ({server}) group_left (model_name) topk by ({server}) (1, {models})"
     since = scope.add_matchers(
-        f"min by ({', '.join(by)}) (1000 * ALERTS_FOR_STATE{{{ANY}}})"
-        f' and on ({", ".join(by)}) ALERTS{{alertstate="firing", {ANY}}}'
+        f"min by ({incident_labels}) (1000 * ALERTS_FOR_STATE{{{ANY}}})"
+        f' and on ({incident_labels}) ALERTS{{alertstate="firing", {ANY}}}'
     )
     columns = {
-        "severity": TableColumn(f"{with_model} or on ({', '.join(by)}) {worst} or on () {NO_INCIDENT}"),
+        "severity": TableColumn(f"{with_model} or on ({incident_labels}) {worst} or on () {NO_INCIDENT}"),
         "since": TableColumn(since, "dateTimeAsIso"),
     }
     links = {
@@ -143,7 +122,40 @@ def _firing(scope: DashboardScope) -> Any:
         "runbook": scope.site.runbook_url("${__data.fields.incident}"),
     }
     description = "Healthy: one row without an incident. A row opens the server with the signals of its incident."
-    return grafana.table(PanelHeader("Incidents now", description, width=24), columns, STATES, links, height=7)
+    header = PanelHeader("Incidents now", description, width=24)
+    incidents = grafana.table(header, columns, STATES, links, height=7)
+    worst = scope.add_matchers(worst_severity(ANY, by))
+    running = f"{RUNNING} or on ($by) 0 * last_over_time({RUNNING}[1d])"  # a dead server has its model, too
+    columns = {
+        "state": TableColumn(f"{worst} or {scope.fill(PRESENT, by)}"),
+        "running": TableColumn(scope.fill(f"sum by ($by, model_name) ({running})", by)),
+        "waiting": TableColumn(scope.fill(f"sum by ($by) ({WAITING})", by)),
+        "KV cache usage": TableColumn(scope.fill(KV_CACHE_USAGE, by), "percentunit"),
+        "throughput": TableColumn(scope.fill(OUTPUT_RATE, by), TOKENS_PER_SECOND),
+        "TTFT p50": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p50"], by), "s"),
+        "TTFT p99": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p99"], by), "s"),
+        "ITL p99": TableColumn(scope.fill(quantiles(BUCKETS["ITL"])["p99"], by), "s"),
+        "burn rate": TableColumn(f"max by ({server}) ({burn_rate(scope)})"),
+    }
+    description = "Healthy: state ok, no request waits, KV cache usage below 90 %, burn rate below 1."
+    header = PanelHeader("Servers", description, width=24)
+    servers = grafana.table(header, columns, STATES, {"this server": row_url(scope)})
+    firing = scope.add_matchers(worst_severity(ANY, scope.by("incident")))
+    description = "Healthy: one green bar. Else a bar for each incident of a server."
+    query = PanelQuery(f"{firing} or on () {NO_INCIDENT}", legend(("incident", *by)))
+    header = PanelHeader("Incidents over time", description, width=24)
+    timeline = grafana.state_timeline(header, [query], STATES)
+    return page_of(
+        scope,
+        "fleet",
+        "Fleet",
+        "Which server has which incident, since when; every server in a row.",
+        {
+            "Current state": _current_state(scope),
+            "Incidents, worst first": [incidents, timeline],
+            "Servers, worst first": [servers],
+        },
+    )
 
 
 def _current_state(scope: DashboardScope) -> list[Any]:
@@ -184,26 +196,6 @@ def _current_state(scope: DashboardScope) -> list[Any]:
         stat("Requests waiting", "Healthy: 0 most of the time.", waiting),
         stat("Generation throughput", "Healthy: in proportion to the load.", tokens, unit=TOKENS_PER_SECOND),
     ]
-
-
-def _servers(scope: DashboardScope) -> Any:
-    by = scope.by()
-    worst = scope.add_matchers(worst_severity(ANY, by))
-    running = f"{RUNNING} or on ($by) 0 * last_over_time({RUNNING}[1d])"  # a dead server has its model, too
-    columns = {
-        "state": TableColumn(f"{worst} or {scope.fill(PRESENT, by)}"),
-        "running": TableColumn(scope.fill(f"sum by ($by, model_name) ({running})", by)),
-        "waiting": TableColumn(scope.fill(f"sum by ($by) ({WAITING})", by)),
-        "KV cache usage": TableColumn(scope.fill(KV_CACHE_USAGE, by), "percentunit"),
-        "throughput": TableColumn(scope.fill(OUTPUT_RATE, by), TOKENS_PER_SECOND),
-        "TTFT p50": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p50"], by), "s"),
-        "TTFT p99": TableColumn(scope.fill(quantiles(BUCKETS["TTFT"])["p99"], by), "s"),
-        "ITL p99": TableColumn(scope.fill(quantiles(BUCKETS["ITL"])["p99"], by), "s"),
-        "burn rate": TableColumn(f"max by ({', '.join(by)}) ({burn_rate(scope)})"),
-    }
-    description = "Healthy: state ok, no request waits, KV cache usage below 90 %, burn rate below 1."
-    header = PanelHeader("Servers", description, width=24)
-    return grafana.table(header, columns, STATES, {"this server": row_url(scope)})
 
 
 def row_url(scope: DashboardScope, *values: str) -> str:
@@ -414,6 +406,20 @@ def incident_page(
         PanelHeader("Alert state", description), [PanelQuery(scope.add_matchers(promql), legend(by))], STATES
     )
     symptoms = [(condition, in_words(condition.opposite, contract)) for condition in incident.symptoms]
+    # the condition that excludes each look-alike; if there is none, the look-alike's own first symptom
+    look_alikes = []
+    for look in incident.looks_like:
+        if look.requires:
+            condition, of, prefix = look.requires, incident, f"Not {look.name}: "
+            meaning = f"{incident.id}, otherwise {look.name}"
+        elif look.name in known:
+            condition, of, prefix = known[look.name].symptoms[0], known[look.name], f"{look.name}: "
+            meaning = f"{look.name} is possible"
+        else:
+            continue
+        texts = (prefix, f"When {threshold(condition, contract)}: {meaning}. {look.distinguish}")
+        line = Threshold(contract.limit(condition.limit), NEUTRAL, NEUTRAL)
+        look_alikes.append(signal_panel(condition, of, texts, line, scope))
     rows = {
         incident.title: [actions, state],
         "Symptoms (all must hold)": [
@@ -424,27 +430,8 @@ def incident_page(
             alarm_panel(condition, incident, f"{meaning} when {threshold(condition, contract)}.", scope)
             for condition, meaning in supporting.items()
         ],
-        "What looks like it, how to distinguish": _look_alikes(incident, known, scope),
+        "What looks like it, how to distinguish": look_alikes,
     }
     cause = " ".join(incident.cause.split())
     fitted = {title: grafana.fit(row) for title, row in rows.items() if row}
     return page_of(scope, incident.id, incident.title, cause, fitted, runbook=incident.id)
-
-
-def _look_alikes(incident: Incident, known: Mapping[str, Incident], scope: DashboardScope) -> list[Any]:
-    """Return the condition that excludes each look-alike; if there is none, the look-alike's own first symptom."""
-    found = []
-    for look in incident.looks_like:
-        if look.requires:
-            condition, of = look.requires, incident
-            prefix = f"Not {look.name}: "
-            meaning = f"{incident.id}, otherwise {look.name}"
-        elif look.name in known:
-            condition, of = known[look.name].symptoms[0], known[look.name]
-            prefix, meaning = f"{look.name}: ", f"{look.name} is possible"
-        else:
-            continue
-        texts = (prefix, f"When {threshold(condition, scope.contract)}: {meaning}. {look.distinguish}")
-        line = Threshold(scope.contract.limit(condition.limit), NEUTRAL, NEUTRAL)
-        found.append(signal_panel(condition, of, texts, line, scope))
-    return found

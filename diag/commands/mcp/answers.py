@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.core.formatting import escaped
-from diag.diagnosis.report import Finding, Report
+from diag.diagnosis.report import Report
 from diag.report import coverage, verify
 from diag.report import json as report_json
 from diag.report import sentences as words
@@ -53,7 +53,30 @@ ADDED = ("headlines", "checked", "not_collected", "needs_telemetry", "impact", "
 def report(judged: Report, detail: bool) -> Document:
     """Return a diagnosis: every incident that is present; with detail, the names of the absent ones."""
     whole = report_json.DOCTOR.of(judged._replace(findings=judged.present))  # no other readings are shown
-    present = zip(whole["diagnoses"], judged.present, strict=True)
+    diagnoses = []
+    for diagnosis, finding in zip(whole["diagnoses"], judged.present, strict=True):
+        incident = finding.diagnosis.incident
+        named, head = {"title": incident.title, "impact": incident.impact}, _pick(diagnosis, _HEAD)
+        if detail:
+            diagnoses.append({**diagnosis, **named})
+        elif not diagnosis["primary"]:  # another one explains it
+            diagnoses.append(head)
+        else:
+            evidence = {
+                "symptoms": [
+                    _pick(reading, (*_READING, "culprits") if reading["culprits"] else _READING)
+                    for reading in diagnosis["symptoms"]
+                ],
+                "ruled_out": [refuted["look_alike"] for refuted in diagnosis["ruled_out"]],
+                "not_ruled_out": [look_alike["look_alike"] for look_alike in diagnosis["not_ruled_out"]],
+                "quotes": [_pick(quote, ("text", "process", "cause")) for quote in diagnosis["quotes"]],
+                "fixes": [
+                    _without_empty({"diff": words.change(proposal)} | _pick(fix, _FIX), "change", "restart")
+                    for fix, proposal in zip(diagnosis["fixes"], finding.proposals, strict=True)
+                ],
+                "relaunch": diagnosis["relaunch"],
+            }
+            diagnoses.append(head | _without_empty(named | evidence))
     page = {
         "verdict": judged.verdict,
         "headlines": verdicts(judged),
@@ -61,7 +84,7 @@ def report(judged: Report, detail: bool) -> Document:
         "shared": words.shared(judged),
         "observed": _observed(whole["observed"]),
         "servers": coverage.servers(judged),
-        "diagnoses": [_diagnosis(diagnosis, finding, detail) for diagnosis, finding in present],
+        "diagnoses": diagnoses,
         "checked": f"{words.states(judged)}; {words.found_nothing(judged)}",
         "unknown": [reason.sentence for reason in judged.not_judged],
         "not_shown": coverage.not_seen(judged),
@@ -78,32 +101,6 @@ def report(judged: Report, detail: bool) -> Document:
         "thresholds": whole["thresholds"],
     }
     return _without_empty(page | (more if detail else {}), "verdict", "headlines", "observed", "diagnoses")
-
-
-def _diagnosis(diagnosis: Mapping[str, Any], finding: Finding, detail: bool) -> Document:
-    """Return one incident; if another one explains it, only the head."""
-    incident = finding.diagnosis.incident
-    named = {"title": incident.title, "impact": incident.impact}
-    if detail:
-        return {**diagnosis, **named}
-    head = _pick(diagnosis, _HEAD)
-    if not diagnosis["primary"]:
-        return head
-    evidence = {
-        "symptoms": [
-            _pick(reading, (*_READING, "culprits") if reading["culprits"] else _READING)
-            for reading in diagnosis["symptoms"]
-        ],
-        "ruled_out": [refuted["look_alike"] for refuted in diagnosis["ruled_out"]],
-        "not_ruled_out": [look_alike["look_alike"] for look_alike in diagnosis["not_ruled_out"]],
-        "quotes": [_pick(quote, ("text", "process", "cause")) for quote in diagnosis["quotes"]],
-        "fixes": [
-            _without_empty({"diff": words.change(proposal)} | _pick(fix, _FIX), "change", "restart")
-            for fix, proposal in zip(diagnosis["fixes"], finding.proposals, strict=True)
-        ],
-        "relaunch": diagnosis["relaunch"],
-    }
-    return head | _without_empty(named | evidence)
 
 
 # -- the others -------------------------------------------------------------------------------------------------------

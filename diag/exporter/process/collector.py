@@ -140,19 +140,14 @@ class ProcessCollector:
                 samples.append(("diag_vllm_node_info", (*view.server.node, host), 1.0))
             if self._group_of != view.server.pid:  # the group stays after the server's end
                 self._group_of, self._group = view.server.pid, control_group(view.server.pid, proc())
-        group = self._group.samples() if self._group else ()
-        return Collected([*samples, *group, *self._kills()], problem)
-
-    def _kills(self) -> Iterator[Sample]:
-        """Yield how many processes the kernel has killed for lack of memory, and when that number last grew."""
-        count = oom_kills()
-        if count is None:
-            return
-        if self._oom_kills is not None and count > self._oom_kills:
-            self._last_oom_kill = time.time()
-        self._oom_kills = count
-        yield "diag_host_oom_kills_total", (), count
-        yield "diag_host_last_oom_kill_timestamp_seconds", (), self._last_oom_kill
+        samples += self._group.samples() if self._group else ()
+        if (kills := oom_kills()) is not None:
+            if self._oom_kills is not None and kills > self._oom_kills:
+                self._last_oom_kill = time.time()
+            self._oom_kills = kills
+            samples.append(("diag_host_oom_kills_total", (), kills))
+            samples.append(("diag_host_last_oom_kill_timestamp_seconds", (), self._last_oom_kill))
+        return Collected(samples, problem)
 
     def owners(self) -> Mapping[int, Owner]:
         """Return the PIDs of this vLLM in the host's PID namespace, at the last look."""

@@ -60,22 +60,6 @@ class ControlGroup:
     proc: Path = Path("/proc")
 
     def samples(self) -> Iterator[Sample]:
-        yield from self._memory()
-        for folder in self.memory[:1]:
-            counts = _pairs(read_file(f"{folder}/memory.events") or read_file(f"{folder}/memory.oom_control"))
-            if (hits := whole([read_file(f"{folder}/memory.failcnt")])) is not None:
-                counts["max"] = float(hits)
-            for event in filter(counts.__contains__, EVENTS):
-                yield "diag_host_memory_events_total", (event,), counts[event]
-        yield from self._cpu()
-        for resource in RESOURCES:
-            own = [f"{self.unified[0]}/{resource}.pressure"] if self.unified else []
-            lines = next(filter(None, map(read_file, [*own, f"{self.proc}/pressure/{resource}"])), "")
-            if pressure := _PRESSURE.search(lines):
-                yield "diag_host_pressure_ratio", (resource,), float(pressure[1]) / 100
-
-    def _memory(self) -> Iterator[Sample]:
-        """Yield limit and use, without reclaimable memory, of the host or the group that has the least room left."""
         rooms = []
         for folder in self.memory:
             second = read_file(f"{folder}/memory.max")  # a file of version 2
@@ -88,14 +72,17 @@ class ControlGroup:
         host = _pairs(read_file(f"{self.proc}/meminfo").replace(":", ""))
         if {"MemTotal", "MemAvailable"} <= host.keys():
             rooms.append((host["MemTotal"] * 1024, (host["MemTotal"] - host["MemAvailable"]) * 1024))
-        if rooms:
+        if rooms:  # of the host or the group that has the least room left
             least = min(rooms, key=lambda room: room[0] - room[1])
             yield "diag_host_memory_limit_bytes", (), least[0]
             yield "diag_host_memory_used_bytes", (), least[1]
-
-    def _cpu(self) -> Iterator[Sample]:
-        """Yield quota and throttling; the quota of each group above throttles a group, too."""
-        quotas = []
+        for folder in self.memory[:1]:
+            counts = _pairs(read_file(f"{folder}/memory.events") or read_file(f"{folder}/memory.oom_control"))
+            if (hits := whole([read_file(f"{folder}/memory.failcnt")])) is not None:
+                counts["max"] = float(hits)
+            for event in filter(counts.__contains__, EVENTS):
+                yield "diag_host_memory_events_total", (event,), counts[event]
+        quotas = []  # that of each group above throttles a group, too
         for folder in self.cpu:
             words = read_file(f"{folder}/cpu.max").split()
             words = words or [read_file(f"{folder}/cpu.cfs_quota_us"), read_file(f"{folder}/cpu.cfs_period_us")]
@@ -109,10 +96,14 @@ class ControlGroup:
         if throttled:  # version 2 counts microseconds, version 1 nanoseconds
             microseconds = (stat.get("throttled_usec", stat.get("throttled_time", 0.0) / 1e3) for stat in throttled)
             yield "diag_host_cpu_throttled_seconds_total", (), sum(spell / 1e6 for spell in microseconds)
-        for stat in stats[:1]:
-            for metric, key in PERIODS.items():
-                if key in stat:
-                    yield metric, (), stat[key]
+        for metric, key in PERIODS.items() if stats else ():
+            if key in stats[0]:
+                yield metric, (), stats[0][key]
+        for resource in RESOURCES:
+            own = [f"{self.unified[0]}/{resource}.pressure"] if self.unified else []
+            lines = next(filter(None, map(read_file, [*own, f"{self.proc}/pressure/{resource}"])), "")
+            if pressure := _PRESSURE.search(lines):
+                yield "diag_host_pressure_ratio", (resource,), float(pressure[1]) / 100
 
 
 def control_group(pid: int, proc: Path, mount: Path = Path("/sys/fs/cgroup")) -> ControlGroup:

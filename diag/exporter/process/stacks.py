@@ -129,7 +129,13 @@ def _stack(pid: int, owner: "Owner", program: str | None) -> ProcessStack:
     except (OSError, ValueError) as error:
         return replace(stack, problem=f"py-spy could not be used: {str(error).splitlines()[0]}")
     if not isinstance(threads, list):
-        return replace(stack, problem=_reason(ran.stderr.decode(errors="replace")))
+        written = ran.stderr.decode(errors="replace")
+        if "ermission" in written or "EPERM" in written:
+            why = "this user may not read its memory: run diag as the server's user or as root (CAP_SYS_PTRACE)"
+            return replace(stack, problem=why)
+        lines = [line.strip() for line in written.splitlines() if line.strip()]
+        causes = [line.partition(": ")[2] for line in lines if line[:2] in ("0:", "1:")]
+        return replace(stack, problem=f"py-spy: {[*causes[-1:], *lines[:1], 'no answer'][0]}")
     with suppress(LookupError, TypeError, AttributeError, ValueError, OverflowError, StopIteration):
         main = next(run for run in threads if run.get("os_thread_id") == pid or run["thread_name"] == "MainThread")
         holders = [str(run["thread_name"]) for run in threads if run["owns_gil"] and run is not main]
@@ -141,12 +147,3 @@ def _stack(pid: int, owner: "Owner", program: str | None) -> ProcessStack:
         )
         return replace(stack, frames=frames, holder=next(iter(holders), ""))
     return replace(stack, problem="py-spy's answer has no main thread")
-
-
-def _reason(written: str) -> str:
-    """Return why py-spy has no stack, from what it wrote."""
-    if "ermission" in written or "EPERM" in written:
-        return "this user may not read its memory: run diag as the server's user or as root (CAP_SYS_PTRACE)"
-    lines = [line.strip() for line in written.splitlines() if line.strip()]
-    causes = [line.partition(": ")[2] for line in lines if line[:2] in ("0:", "1:")]
-    return f"py-spy: {[*causes[-1:], *lines[:1], 'no answer'][0]}"

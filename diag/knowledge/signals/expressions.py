@@ -211,7 +211,7 @@ def labelled(label: str, series: Mapping[str, str]) -> str:
 
 def any_of(**signs: str) -> str:
     """Return the largest of several signs: 1 if one shows, 0 if none of those that can be observed does."""
-    return f"max by ($by) ({labelled('sign', signs)})"
+    return f"max by ($by) ({labelled('is', signs)})"
 
 
 def times_the_capacity(concurrency: str) -> str:

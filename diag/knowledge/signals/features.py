@@ -20,6 +20,8 @@ RECENT = "300"
 ADAPTER_SETS = metric('lora_requests_info{running_lora_adapters!=""}')
 MOST_LISTED = 8
 """Adapters of a set that are read."""
+SAYS_WHY = "0[.][2-9][0-9].*|[1-9][0-9]*[.].*"
+"""Releases of vLLM that export the reasons why requests wait."""
 GRAMMAR_EVENTS = f'diag_vllm_log_events_total{{event=~"{events.GRAMMAR_FAILED}|{events.GRAMMAR_REJECTED}"}}'
 TOOL_PARSES = metric("tool_call_parser_invocations_total")
 CHAT = 'outcome="no_tool_call",request_type!="responses"'

@@ -7,7 +7,7 @@ the service account of a pod. Requests go through diag's client, which bounds th
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import contextmanager
 from functools import partial
@@ -71,6 +71,7 @@ def place(text: str, contexts: Sequence[str]) -> Place:
 def cluster_of(text: str) -> tuple[Place, Address, Credentials]:
     """Return the place that the text names, and its API server; BadUsage if the kubeconfig cannot be used."""
     try:
+        from kubernetes.client import Configuration
         from kubernetes.config import incluster_config, kube_config
     except ImportError as error:
         raise BadUsage(MISSING) from error
@@ -90,30 +91,24 @@ def cluster_of(text: str) -> tuple[Place, Address, Credentials]:
     else:
         raise BadUsage(f"there is no kubeconfig at {printable(files)}: set KUBECONFIG")
     with _loader_errors(files):
-        return meant, *_api_server(load)
-
-
-def _api_server(load: Callable[[Any], None]) -> tuple[Address, Credentials]:
-    """Run the loader; Unreachable if its credential plugin takes longer than PLUGIN_SECONDS."""
-    from kubernetes.client import Configuration
-
-    configuration = Configuration()
-    by_environment = configuration.proxy
-    try:
-        run_in_thread(partial(load, configuration)).result(PLUGIN_SECONDS)
-    except StillRunning as error:
-        raise Unreachable(f"the kubeconfig's credential plugin did not end within {PLUGIN_SECONDS:g} s") from error
-    if configuration.proxy != by_environment:
-        raise BadUsage("proxy-url of a kubeconfig is not supported: set https_proxy to it")
-    token = configuration.auth_settings().get("BearerToken", {}).get("value")
-    return parse(configuration.host), Credentials(
-        headers={"Authorization": token.strip()} if token else {},
-        ca_file=configuration.ssl_ca_cert or "",
-        client_cert=configuration.cert_file or "",
-        client_key=configuration.key_file or "",
-        unverified=not configuration.verify_ssl,
-        server_name=configuration.tls_server_name or "",
-    )
+        configuration = Configuration()
+        by_environment = configuration.proxy
+        try:
+            run_in_thread(partial(load, configuration)).result(PLUGIN_SECONDS)
+        except StillRunning as error:
+            raise Unreachable(f"the kubeconfig's credential plugin did not end within {PLUGIN_SECONDS:g} s") from error
+        if configuration.proxy != by_environment:
+            raise BadUsage("proxy-url of a kubeconfig is not supported: set https_proxy to it")
+        token = configuration.auth_settings().get("BearerToken", {}).get("value")
+        credentials = Credentials(
+            headers={"Authorization": token.strip()} if token else {},
+            ca_file=configuration.ssl_ca_cert or "",
+            client_cert=configuration.cert_file or "",
+            client_key=configuration.key_file or "",
+            unverified=not configuration.verify_ssl,
+            server_name=configuration.tls_server_name or "",
+        )
+        return meant, parse(configuration.host), credentials
 
 
 @contextmanager

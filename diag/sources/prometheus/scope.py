@@ -74,28 +74,20 @@ def parse_time(text: str, now: int) -> int:
     try:
         at = float(text)
     except ValueError:
-        with suppress(ValueError):
-            at = _time_of_day(text, now / 1000)
+        with suppress(ValueError):  # "12:00", "noon" or "yesterday 18:00"; a time of day alone is the last one
+            day, _, clock = text.lower().strip().rpartition(" ")
+            of_day = time.fromisoformat(_CLOCKS.get(clock, clock.upper()))
+            if day in _DAYS or not day:
+                zone = of_day.tzinfo or UTC
+                date = datetime.fromtimestamp(now / 1000 - _DAYS.get(day, 0), zone)
+                at = datetime.combine(date, of_day, zone).timestamp()
+                at -= 0 if day or at <= now / 1000 else _DAYS["yesterday"]
         with suppress(ValueError):
             read = datetime.fromisoformat(text)
             at = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     if not 0 <= at < _LATEST:
         raise BadUsage(f"'{printable(text, 40)}' is not a time: write {_TIME_FORMATS}")
     return round(at * 1000)
-
-
-def _time_of_day(text: str, now: float) -> float:
-    """Return the unix seconds of "12:00", "noon" or "yesterday 18:00"; a time of day alone is the last one before now.
-
-    ValueError for any other text.
-    """
-    day, _, clock = text.lower().strip().rpartition(" ")
-    read = time.fromisoformat(_CLOCKS.get(clock, clock.upper()))
-    if day not in _DAYS and day:
-        raise ValueError(day)
-    zone = read.tzinfo or UTC
-    at = datetime.combine(datetime.fromtimestamp(now - _DAYS.get(day, 0), zone), read, zone).timestamp()
-    return at if day or at <= now else at - _DAYS["yesterday"]
 
 
 def duration(text: str) -> float:

@@ -51,7 +51,15 @@ _PLAY = re.compile(r"^(?:- |  )hosts:", re.MULTILINE)
 
 def filled(text: str, file: Path) -> str:
     """Fill in what values.yaml of a chart, or the defaults of a role, give a template of it, on the same lines."""
-    values: dict[str, Any] = _of_plays(text, file) if _PLAY.search(text) else {}
+    values: dict[str, Any] = {}
+    if _PLAY.search(text):  # a playbook: the variables of all hosts beside it, and of its plays
+        shared = file.parent / "group_vars" / "all.yml"
+        with suppress(OSError, BadUsage):
+            values |= inner(read_yaml(shared)) if shared.is_file() else {}
+        with suppress(BadUsage):
+            for play in (one for document in parse_yaml(text, file.name) for one in listed(document)):
+                values |= inner(play, "vars")
+        values = {name: value for name, value in values.items() if isinstance(value, str | int | float)}
     for folder in file.absolute().parents[1:3] if "{{" in text and not values else ():
         with suppress(OSError, BadUsage):
             if file.suffix != ".j2" and (folder / "templates") in file.absolute().parents:
@@ -64,7 +72,15 @@ def filled(text: str, file: Path) -> str:
             break
     if not (isinstance(values, dict) and values):
         return text
-    text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), _with_helpers(text, file))
+    with suppress(OSError):  # a chart's own helpers: images as the values that they name, blocks in their places
+        helpers = file.with_name("_helpers.tpl")
+        content = read_bytes(helpers, _MOST_BYTES).decode("utf-8", "replace") if file.suffix != ".tpl" else ""
+        bodies = {name: _LAST_END.sub("", _REMARK.sub("", body)) for name, body in _DEFINED.findall(content)}
+        paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
+        able = {name: path for name, path in paths.items() if path}
+        text = _IMAGE.sub(lambda one: f"{{{{ .Values{able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
+        text = _BLOCK_OF.sub(lambda one: _indented(bodies.get(one["name"], ""), one), text)
+    text = COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), text)
     for written, instead in _REWRITTEN:
         text = written.sub(instead, text)
     for name, path in dict(_NAMED_VALUES.findall(text)).items():
@@ -91,18 +107,6 @@ def filled(text: str, file: Path) -> str:
         lines.append(("\\" if lines and lines[-1].endswith("\\") else "") if is_left_out else line)
     installs = f"\n# vllm=={values['vllm_version']}" if "vllm_version" in values else ""
     return folded("\n".join(lines)) + installs
-
-
-def _of_plays(text: str, file: Path) -> dict[str, Any]:
-    """Return the variables of the plays of a playbook, and of all hosts beside it."""
-    values: dict[str, Any] = {}
-    with suppress(OSError, BadUsage):
-        shared = file.parent / "group_vars" / "all.yml"
-        values |= inner(read_yaml(shared)) if shared.is_file() else {}
-    with suppress(BadUsage):
-        for play in (one for document in parse_yaml(text, file.name) for one in listed(document)):
-            values |= inner(play, "vars")
-    return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
 
 def chart_of(file: Path) -> Path | None:
@@ -178,19 +182,6 @@ def _in_scope(body: str, named: re.Pattern[str], instead: str, *, is_named: bool
         return named.sub(instead, hole[0]) if is_own else hole[0]
 
     return _EXPRESSION.sub(replaced, body)
-
-
-def _with_helpers(text: str, file: Path) -> str:
-    """Write the images of a chart's own helpers as the values that they name, and their blocks in their places."""
-    helpers = file.with_name("_helpers.tpl")
-    with suppress(OSError):
-        content = read_bytes(helpers, _MOST_BYTES).decode("utf-8", "replace") if file.suffix != ".tpl" else ""
-        bodies = {name: _LAST_END.sub("", _REMARK.sub("", body)) for name, body in _DEFINED.findall(content)}
-        paths = {name: _REPOSITORY.search(body) for name, body in bodies.items()}
-        able = {name: path for name, path in paths.items() if path}
-        text = _IMAGE.sub(lambda one: f"{{{{ .Values{able[one[1]][1]} | image }}}}" if one[1] in able else one[0], text)
-        text = _BLOCK_OF.sub(lambda one: _indented(bodies.get(one["name"], ""), one), text)
-    return text
 
 
 def _indented(body: str, place: re.Match[str]) -> str:
@@ -407,18 +398,6 @@ def image_of(node: Any) -> str:
     return f"{name}:{tag}" if name and tag else str(name)
 
 
-def _inner_maps(node: Any) -> list[tuple[str, Any]]:
-    """Return the mappings in a node by name, none in one that is an image itself."""
-    is_image = not isinstance(node, dict) or "repository" in node
-    return [] if is_image else [(str(key), child) for key, child in node.items() if isinstance(child, dict)]
-
-
-def _is_of_another(node: Mapping[str, Any]) -> bool:
-    """Return True for the values of a container with an image of another program's."""
-    name = image_of(node.get("image") or "")
-    return bool(_OTHER.search(name)) and "vllm" not in name
-
-
 def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> None:
     """Collect what a node of the values says; parts that are about something else are left out."""
     for key, child in node.items():
@@ -435,15 +414,17 @@ def _walk(node: Mapping[str, Any], under: str, found: _Found, depth: int) -> Non
         elif name in ("env", "extraEnv", "environment"):
             found.environment = found.environment or child
         elif name == "image" and "vllm" not in found.image:
-            named = next((one for kind, one in _inner_maps(child) if "vllm" in kind.lower()), child)
+            inside = child if isinstance(child, dict) and "repository" not in child else {}
+            of_vllm = (one for kind, one in inside.items() if "vllm" in str(kind).lower() and isinstance(one, dict))
+            named = next(of_vllm, child)
             found.image = image_of(named) or found.image
         elif _APART.search(name):
             continue
         elif _ARGUMENTS.fullmatch(name) and any(word.startswith("-") for word in split(child)):
             found.words += split(child)
             found.has_key = found.has_key or "--api-key" in found.words
-        elif isinstance(child, dict) and _is_of_another(child):
-            continue
+        elif isinstance(child, dict) and _OTHER.search(of := image_of(child.get("image") or "")) and "vllm" not in of:
+            continue  # another program's container
         elif isinstance(child, dict) and depth < _DEEPEST:
             found.about = found.about or "vllm" in name.lower()
             _walk(child, name, found, depth + 1)

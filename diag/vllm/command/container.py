@@ -123,6 +123,7 @@ def read_pod(
     ending = {volume.get("name") for volume in items(spec, "volumes") if "emptyDir" in volume}
     named = {str(port.get("name")): port.get("containerPort") for port in items(container, "ports")}
     probes = {name: _probe(container.get(f"{name}Probe"), named) for name in ("startup", "liveness", "readiness")}
+    milli = re.fullmatch(r"(\d{1,7})m", str(limits.get("cpu")))  # 500m, or whole cores
     return Container(
         kind="pod",
         checks={f"{name} probe": probe for name, probe in probes.items() if probe},
@@ -134,7 +135,7 @@ def read_pod(
         memory=quantity(limits.get("memory")),
         mounts=tuple(mounts),
         fleeting=tuple(place for place, name in zip(mounts, names, strict=True) if name in ending),
-        cpus=_cores(limits.get("cpu")),
+        cpus=int(milli[1]) / 1000 if milli else _number(limits.get("cpu")),
         is_pod=True,
         is_whole=is_whole,
         is_alone=len(items(spec, "containers")) == 1 and not items(spec, "initContainers"),
@@ -190,6 +191,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
     # [[ip:]host:]container; a range or a variable is unknown
     published = options.get("--publish", [])
     ports = [text.rpartition(":")[2].removesuffix("/tcp") for text in published if not is_host]
+    numbers = [port for port in ports if port.isdigit() and len(port) < 6]
     is_local = all(map(_LOCAL.match, published))
     is_fragment = options.keys().isdisjoint(NOTATIONS["of_a_service"])
     return Container(
@@ -200,7 +202,7 @@ def read_run(words: Sequence[str], environment: Mapping[str, str], kind: str = "
         gpus_by=by,
         devices=devices,
         memory=quantity(re.sub(r"([kmgt])b?$", r"\1i", options.get("--memory", [""])[-1].lower())),
-        published=() if any("$" in port for port in ports) else tuple(filter(None, map(_port, ports))),
+        published=() if any("$" in port for port in ports) else tuple(filter(None, map(int, numbers))),
         mounts=tuple(place for place in mounts if place.startswith("/")),
         is_whole=not is_open and "--volumes-from" not in options and "--user" not in options,
         is_public=(is_host or not is_local) and not (is_open or "--env-file" in options),
@@ -220,10 +222,6 @@ def _is_open_option(before: str, word: str) -> bool:
 
 
 _SWITCHES = {"-d", "--detach", "--rm", "-i", "-t", "-it", "-ti", "-itd", "-dit", "--init", "--privileged"}
-
-
-def _port(text: str) -> int:
-    return int(text) if text.isdigit() and len(text) < 6 else 0
 
 
 LONG = {"-v": "--volume", "-p": "--publish", "-m": "--memory", "-u": "--user", "-w": "--workdir", "-B": "--bind"}
@@ -359,12 +357,6 @@ def quantity(value: Any) -> float | None:
 def _number(value: Any) -> float | None:
     written = _QUANTITY.fullmatch(str(value).strip()) if value is not None and not isinstance(value, bool) else None
     return float(written[1]) if written and not written[2] else None
-
-
-def _cores(value: Any) -> float | None:
-    """Read CPU cores, such as 2 or 500m."""
-    milli = re.fullmatch(r"(\d{1,7})m", str(value))
-    return int(milli[1]) / 1000 if milli else _number(value)
 
 
 def _probe(probe: Any, named: Mapping[str, Any]) -> ContainerProbe | None:

@@ -78,7 +78,10 @@ def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Bu
     arguments: dict[str, str] = {}
     stage, alias = BuildStage(""), ""
     secrets: dict[str, str] = {}  # of the last stage alone: the layers of others stay behind
-    for instruction, rest in _instructions(text):
+    lines = [line for line in _COPIED.sub("", text).split("\n") if not line.lstrip().startswith("#")]
+    whole = re.sub(r"\\[ \t]*\r?\n", " ", "\n".join(lines))
+    matches = filter(None, (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n")))
+    for instruction, rest in [(one[1], one[2].strip()) for one in islice(matches, _MOST_INSTRUCTIONS)]:
         if instruction == "ARG":
             name, _, value = rest.partition("=")
             secrets |= {name.strip(): "ARG"} if _SECRET.fullmatch(name.strip()) else {}
@@ -104,14 +107,6 @@ def last_stage(text: str, given: Mapping[str, str] = {}, target: str = "") -> Bu
         if instruction != "ARG" and alias:
             stages[alias] = stage
     return stage._replace(baked=tuple(f"{by} {name}" for name, by in secrets.items()))
-
-
-def _instructions(text: str) -> list[tuple[str, str]]:
-    """Return the instructions of a Dockerfile, each with its continued lines, without comments and here-documents."""
-    lines = [line for line in _COPIED.sub("", text).split("\n") if not line.lstrip().startswith("#")]
-    whole = re.sub(r"\\[ \t]*\r?\n", " ", "\n".join(lines))
-    matches = (_INSTRUCTION.fullmatch(line.rstrip("\r")) for line in whole.split("\n"))
-    return [(match[1], match[2].strip()) for match in islice(filter(None, matches), _MOST_INSTRUCTIONS)]
 
 
 def _program(rest: str) -> tuple[str, ...]:
@@ -188,20 +183,17 @@ def called(text: str, file: Path) -> tuple[str, bool]:
         (one, "EnvironmentFile" not in it) for it in map(text_of, able[:_MOST_CALLERS]) for one in call.finditer(it)
     ]
     units = {one.string for one, is_whole in calls if one["unit"] and is_whole}
-    text = _exports(min(units)) + text if len(calls) == len(units) == 1 else text
+    if len(calls) == len(units) == 1:  # a secret, or what systemd fills in, stands by its name alone
+        words = [word for line in re.findall(r"(?m)^Environment=(.*)$", min(units)) for word in split(line)]
+        pairs = [word.partition("=")[::2] for word in words if re.match(r"[A-Za-z_]\w*=", word)]
+        unseen = {name for name, value in pairs if _SECRET.fullmatch(name) or re.search("[%$`]", value)}
+        sets = (f"export {name}={f'${name}' if name in unseen else shlex.quote(value)}; " for name, value in pairs)
+        text = "".join(sets) + text
     given = {one["rest"].strip("& \t\r") for one, _ in calls}
     words = given.pop().split() if len(given) == 1 else []
     if all(map(_PLAIN.fullmatch, words)) and not _OWN_OPTIONS.search(text):
         text = _POSITION.sub(lambda at: dict(enumerate(words, 1)).get(int(at[1] or at[2]), at[0]), text)
     return text, bool(units)
-
-
-def _exports(unit: str) -> str:
-    """Return the variables of a systemd unit for a shell: a secret, or what systemd fills in, by name alone."""
-    words = [word for line in re.findall(r"(?m)^Environment=(.*)$", unit) for word in split(line)]
-    pairs = [word.partition("=")[::2] for word in words if re.match(r"[A-Za-z_]\w*=", word)]
-    unseen = {name for name, value in pairs if _SECRET.fullmatch(name) or re.search("[%$`]", value)}
-    return "".join(f"export {name}={f'${name}' if name in unseen else shlex.quote(value)}; " for name, value in pairs)
 
 
 def _mounted(place: str, text: str, file: Path) -> Path | None:
@@ -297,7 +289,10 @@ def started_files(text: str, file: Path) -> set[Path]:
     """Return the files beside which the containers of a file start: scripts, and Dockerfiles with theirs."""
     builds: dict[Path, str] = {}
     with suppress(BadUsage):
-        builds = _builds(text, file) if file.suffix in (".yml", ".yaml") else {}
+        documents = parse_yaml(text, file.name) if file.suffix in (".yml", ".yaml") else []
+        services = [node for one in documents for node in inner(one, "services").values() if isinstance(node, dict)]
+        read = [_of_build(node, file) for node in services]
+        builds = {_whole(place): content for content, place in read if "vllm" in content}
     texts = [(text, file), *((content, place) for place, content in builds.items())]
     builds |= {_whole(config): "" for _, config, _ in _configs(text, file)}
     return {*builds, *(_whole(script) for one in texts for _, script in _scripts(*one).values() if script)}
@@ -352,13 +347,6 @@ def unbuilt(documents: Sequence[Any], file: Path) -> Iterator[tuple[str, Sequenc
     for name, node in (pair for one in documents for pair in inner(one, "services").items()):
         if isinstance(node, dict) and "build" in node and not _of_build(node, file)[0]:
             yield str(name), split(node.get("command"))
-
-
-def _builds(text: str, file: Path) -> dict[Path, str]:
-    """Return the Dockerfiles beside a Compose file that its services are built of."""
-    services = [node for one in parse_yaml(text, file.name) for node in inner(one, "services").values()]
-    read = (_of_build(node, file) for node in services if isinstance(node, dict))
-    return {_whole(place): content for content, place in read if "vllm" in content}
 
 
 def beside(file: Path, name: str) -> Path | None:

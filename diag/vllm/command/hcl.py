@@ -45,14 +45,21 @@ def documents(text: str) -> list[Any]:
     for block in _blocks(first, "variable"):
         local |= _defaults(f"var.{''.join(block.labels)}", block.get("default"))
     whole = _Parser(text, local).body(0) if local else first
-    found = [{"services": {task.labels[0]: _nomad(task)}} for task in _blocks(whole, "task") if task.labels]
-    rest: list[Any] = []
+    tasks, rest = list[Any](), list[Any]()
+    for task in (one for one in _blocks(whole, "task") if one.labels):  # as a service of Compose
+        config, environment = _first(task, "config"), _first(task, "env")
+        counts = [one.get("count", 1) for one in _blocks(task, "device") if "gpu" in " ".join(one.labels)]
+        words = [*filter(None, [config.get("command")]), *listed(config.get("args"))]
+        service = {"image": config.get("image"), "entrypoint": config.get("entrypoint"), "command": words}
+        service |= {"environment": dict(environment)}
+        service |= {"job": {"kind": "Nomad task", "gpus": (*counts, None)[0], "line": task.line}}
+        tasks.append({"services": {task.labels[0]: service}})
     for block in _blocks(whole, "resource"):
         kind, name = (*block.labels, "", "")[:2]
         made = _resource(re.sub(r"_v\d$", "", kind), name, block)
-        found += made
+        tasks += made
         rest += [] if made else [_plain(block)]
-    return [*found, *rest, *map(_plain, _blocks(whole, "module"))]
+    return [*tasks, *rest, *map(_plain, _blocks(whole, "module"))]
 
 
 def _defaults(name: str, value: Any, depth: int = 0) -> dict[str, str]:
@@ -73,17 +80,6 @@ def _blocks(node: Any, name: str) -> Iterator[_Block]:
                 yield from ((child,) if key == name else _blocks(child, name))
 
 
-def _nomad(task: _Block) -> dict[str, Any]:
-    """Return a task as a service of Compose."""
-    config, environment = _first(task, "config"), _first(task, "env")
-    devices = [one for one in _blocks(task, "device") if "gpu" in " ".join(one.labels)]
-    words = [*filter(None, [config.get("command")]), *listed(config.get("args"))]
-    service = {"image": config.get("image"), "entrypoint": config.get("entrypoint"), "command": words}
-    counts = [one.get("count", 1) for one in devices]
-    job = {"kind": "Nomad task", "gpus": (*counts, None)[0], "line": task.line}
-    return {**service, "environment": dict(environment), "job": job}
-
-
 def _first(block: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = block.get(name)
     value = value[0] if isinstance(value, list) and value else value
@@ -96,7 +92,22 @@ def _resource(kind: str, name: str, block: _Block) -> list[Any]:
         made = block.get("manifest", block.get("yaml_body"))
         return _texts([made]) if isinstance(made, str) else [made]
     if kind == "helm_release":
-        return _release(block)
+        values: dict[str, Any] = {}  # its texts over each other, and the values of `set`
+        for document in _texts(listed(block.get("values"))):
+            values |= document if isinstance(document, dict) else {}
+        for one in (entry for key in ("set", "set_list") for entry in listed(block.get(key))):
+            place: Any = values
+            parts = [number or text.replace("\\", "") for number, text in _PATH.findall(str(one.get("name")))]
+            for part, following in zip(parts, [*parts[1:], ""], strict=True):
+                after: Any = one.get("value") if not following else [] if following.isdigit() else {}
+                if isinstance(place, list) and part.isdigit():
+                    place += [{} for _ in range(len(place), int(part) + 1)]
+                    place[int(part)] = after if not following else place[int(part)]
+                    place = place[int(part)]
+                elif isinstance(place, dict):
+                    place[part] = after if not following else place.get(part) or after
+                    place = place[part]
+        return [{"name": "".join(block.labels[1:]), **values}] if values else []
     if kind in _KINDS:
         return [{**_plain(block), "kind": _KINDS[kind]}]
     if "cloud_run" in kind or kind == "azurerm_container_app":
@@ -115,26 +126,6 @@ def _texts(values: Sequence[Any]) -> list[Any]:
         with suppress(BadUsage):
             made += parse_yaml(value, "a value") if isinstance(value, str) else [value]
     return made
-
-
-def _release(block: _Block) -> list[Any]:
-    """Return the values of a Helm release: its texts over each other, and the values of `set`."""
-    values: dict[str, Any] = {}
-    for document in _texts(listed(block.get("values"))):
-        values |= document if isinstance(document, dict) else {}
-    for one in (entry for key in ("set", "set_list") for entry in listed(block.get(key))):
-        place: Any = values
-        parts = [number or text.replace("\\", "") for number, text in _PATH.findall(str(one.get("name")))]
-        for part, following in zip(parts, [*parts[1:], ""], strict=True):
-            after: Any = one.get("value") if not following else [] if following.isdigit() else {}
-            if isinstance(place, list) and part.isdigit():
-                place += [{} for _ in range(len(place), int(part) + 1)]
-                place[int(part)] = after if not following else place[int(part)]
-                place = place[int(part)]
-            elif isinstance(place, dict):
-                place[part] = after if not following else place.get(part) or after
-                place = place[part]
-    return [{"name": "".join(block.labels[1:]), **values}] if values else []
 
 
 def _plain(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +226,10 @@ class _Parser:
         if token[0] in ("{", "["):
             is_loop = self._tokens[self._at : self._at + 1] and self._sign() == "for"
             if is_loop:
-                self._close()
+                opened = 1
+                while opened and (sign := self._sign()):
+                    opened += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(sign, 0)
+                    self._at += 1
                 return "$VALUE"
             return dict(self.body(depth + 1)) if token[0] == "{" else self._list("]", depth)
         if token["name"] and self._sign() == "(":
@@ -264,12 +258,6 @@ class _Parser:
             self._skip()
         self._at += 1
         return found
-
-    def _close(self) -> None:
-        opened = 1
-        while opened and (sign := self._sign()):
-            opened += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(sign, 0)
-            self._at += 1
 
     def _named(self, name: str) -> Any:
         if name in ("true", "false", "null"):

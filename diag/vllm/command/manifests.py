@@ -147,8 +147,12 @@ def above(file: Path, text: str) -> list[Any]:
 
 def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = ()) -> Iterator[Writing]:
     """Yield the launch of every container or engine that may start vLLM; `others` are objects beside the documents."""
-    own = [part for document in documents for part in (_objects_in(document) or [document])]
-    parts = _joined(own, others)
+    objects = list[Any]()
+    for document in documents:  # a List, a Template of OpenShift, and a graph of kro hold several
+        templates = [inner(one, "template") for one in items(inner(document, "spec"), "resources")]
+        listing = items(document, "items") or items(document, "objects") or [one for one in templates if one]
+        objects += listing or [document]
+    parts = _joined(objects, others)
     around = [*others, *parts]
     maps = {_key(part)[1]: inner(part, "data") for part in around if kind(part) == "ConfigMap"}
     reader, length, is_read = _Reader(scaled_on(parts), version, maps=maps), 0, False
@@ -162,12 +166,6 @@ def containers(documents: Sequence[Any], version: str, others: Sequence[Any] = (
         if length > _MOST_BYTES:  # aliases may stand for any number of words
             raise BadUsage("the containers of the YAML have too many words")
         yield writing
-
-
-def _objects_in(document: Any) -> list[Any]:
-    """Return the objects of a List, of a Template of OpenShift, and of a graph of kro."""
-    templates = [inner(one, "template") for one in items(inner(document, "spec"), "resources")]
-    return items(document, "items") or items(document, "objects") or [one for one in templates if one]
 
 
 def kind(part: Any) -> str:
@@ -279,8 +277,17 @@ def _unredirected(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
     """Yield the scripts in any text of the YAML: steps of a pipeline, a ConfigMap, a recipe."""
-    able = (part for part in parts if kind(part) != "CustomResourceDefinition")  # which has descriptions alone
-    nodes = deque[tuple[str, Any, str, Mapping[str, str]]](("", part, _mounting(part, around), {}) for part in able)
+    nodes = deque[tuple[str, Any, str, Mapping[str, str]]]()
+    for part in parts:
+        mounted, images = str(inner(part, "metadata").get("name")), set[str]()
+        pods: list[Any] = [*around] if kind(part) == "ConfigMap" else []
+        while pods:  # the image of the containers whose pod mounts the ConfigMap
+            pod = pods.pop()
+            if any(inner(volume, "configMap").get("name") == mounted for volume in items(pod, "volumes")):
+                images |= {str(one["image"]) for one in items(pod, "containers") if "vllm" in str(one.get("image"))}
+            pods += [*pod.values()] if isinstance(pod, dict) else pod if isinstance(pod, list) else []
+        if kind(part) != "CustomResourceDefinition":  # which has descriptions alone
+            nodes.append(("", part, images.pop() if len(images) == 1 else "", {}))
     while nodes:
         key, node, image, variables = nodes.popleft()
         if isinstance(node, dict):
@@ -295,10 +302,12 @@ def _scripts(parts: Sequence[Any], around: Sequence[Any]) -> Iterator[Writing]:
             nodes += [(name, child, named, variables) for name, child in zip(called, node.values(), strict=True)]
         elif isinstance(node, list):
             nodes += [(key, child, image, variables) for child in node]
-        elif isinstance(node, str) and (suffix := _suffix(key, node)) is not None:
-            box = None if suffix else Container("script", shared_memory=None, is_whole=False, build=image)
-            node = node if suffix else _exported(node, variables)
-            yield Writing(SCRIPT, node, box, place=key, suffix=suffix)
+        elif isinstance(node, str) and ("vllm" in node or "LLMConfig(" in node):
+            if suffix := ".py" if key.endswith(".py") or _PYTHON.search(node) else ".md" if "```" in node else "":
+                yield Writing(SCRIPT, node, place=key, suffix=suffix)
+            elif _STARTS.search(node):
+                box = Container("script", shared_memory=None, is_whole=False, build=image)
+                yield Writing(SCRIPT, _exported(node, variables), box, place=key)
 
 
 def _plain(node: Mapping[Any, Any]) -> list[tuple[str, str | int | float]]:
@@ -315,27 +324,6 @@ def _exported(script: str, variables: Mapping[str, str]) -> str:
     able = {name: value for name, value in variables.items() if name in used or name.startswith(("VLLM_", "CUDA_"))}
     pairs = (f"export {name}={shlex.quote(value)}; " for name, value in able.items() if "{{" not in value)
     return "".join(pairs) + script
-
-
-def _mounting(part: Any, around: Sequence[Any]) -> str:
-    """Return the image of the containers whose pod mounts a ConfigMap; "" if it is none, or there are several."""
-    name, images = str(inner(part, "metadata").get("name")), set[str]()
-    nodes: list[Any] = [*around] if kind(part) == "ConfigMap" else []
-    while nodes:
-        node = nodes.pop()
-        if any(inner(volume, "configMap").get("name") == name for volume in items(node, "volumes")):
-            images |= {str(one["image"]) for one in items(node, "containers") if "vllm" in str(one.get("image"))}
-        nodes += [*node.values()] if isinstance(node, dict) else node if isinstance(node, list) else []
-    return images.pop() if len(images) == 1 else ""
-
-
-def _suffix(key: str, text: str) -> str | None:
-    """Return the suffix of a file with a text of the YAML, "" for a script; None if it starts no vLLM."""
-    if "vllm" not in text and "LLMConfig(" not in text:
-        return None
-    if key.endswith(".py") or _PYTHON.search(text):
-        return ".py"
-    return ".md" if "```" in text else "" if _STARTS.search(text) else None
 
 
 def article(name: str) -> str:
@@ -659,21 +647,18 @@ def _operator(form: Mapping[str, Any], document: Mapping[str, Any], version: str
             continue
         _, environment = _variables({"env": part.get("env")})
         place = str(part.get("place") or (role if isinstance(role, str) else ""))
-        read = _script if "script" in paths else _server
-        yield read(form, part, environment, version)._replace(place=place)
-
-
-def _script(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], _version: str) -> Writing:
-    """Return the script of a task, and the GPUs of its node."""
-    steps = part["script"] if isinstance(part["script"], list) else [part["script"]]
-    text = "\n".join(str(inner(step).get("command", step)) for step in steps)
-    nodes = part["nodes"] if isinstance(part.get("nodes"), int) else 1
-    box = accelerators(part.get("gpus"), form["kind_of"], nodes)
-    box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)
-    exports = [f"{form['sets']}{name}={shlex.quote(value)}" for name, value in environment.items() if value]
-    exports += [f"{form['counted']}={box.gpus}"] if box.gpus and "counted" in form else []
-    box = box._replace(build=str(part.get("image") or "").removeprefix("docker:"))
-    return Writing(form["name"], "\n".join([*exports, text]), box)
+        if "script" not in paths:
+            yield _server(form, part, environment, version)._replace(place=place)
+            continue
+        steps = part["script"] if isinstance(part["script"], list) else [part["script"]]
+        text = "\n".join(str(inner(step).get("command", step)) for step in steps)
+        nodes = asked if isinstance(asked := part.get("nodes"), int) else 1
+        box = accelerators(part.get("gpus"), form["kind_of"], nodes)
+        box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)
+        exports = [f"{form['sets']}{name}={shlex.quote(value)}" for name, value in environment.items() if value]
+        exports += [f"{form['counted']}={box.gpus}"] if box.gpus and "counted" in form else []
+        box = box._replace(build=str(part.get("image") or "").removeprefix("docker:"))
+        yield Writing(form["name"], "\n".join([*exports, text]), box, place=place)
 
 
 def _server(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], version: str) -> Writing:
@@ -746,10 +731,20 @@ def _is_vllms(words: Sequence[str], needed: str) -> bool:
 def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
     """Return the documents that a document has within it, as a form that is read by itself."""
     if kind in _RELEASES:
-        values = _release_values(inner(document, "spec"))
-        return [values] if values else []
+        spec, helm = inner(document, "spec"), inner(document, "spec", "source", "helm")
+        values = spec.get("values") or helm.get("valuesObject") or helm.get("values")
+        with suppress(BadUsage):
+            values = next(iter(parse_yaml(values, "values")), None) if isinstance(values, str) else values
+            return [values] if "servingEngineSpec" in str(values)[:_MOST_BYTES] and isinstance(values, dict) else []
+        return []
     if kind in ("Kustomization", "Component"):
-        return [*_patches(document)]
+        patches = list[Any]()  # a single operation is no manifest
+        texts = [one.get("patch") for one in items(document, "patches")]
+        for text in (*texts, *listed(document.get("patchesStrategicMerge"))):
+            with suppress(BadUsage):
+                able = parse_yaml(text, "patch") if isinstance(text, str) and "\n" in text else []
+                patches += [one for one in able if inner(one).get("kind")]
+        return patches
     if stacks := [child for child in document.values() if "servingEngineSpec" in inner(child)]:
         return stacks  # a chart depends on the production stack
     if "services" in document and "deployment" in document:  # Akash
@@ -771,25 +766,6 @@ def _embedded(document: Mapping[str, Any], kind: str) -> list[Any]:
     if any(_COMPOSE & inner(child).keys() and "image" in child and "vllm" in str(child) for child in parts):
         return [{"services": document}]  # a part of Compose that another file includes
     return []
-
-
-def _patches(document: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the manifests that the patches of a Kustomization complete; a single operation is no manifest."""
-    texts = [one.get("patch") for one in items(document, "patches")]
-    for text in (*texts, *listed(document.get("patchesStrategicMerge"))):
-        with suppress(BadUsage):
-            able = parse_yaml(text, "patch") if isinstance(text, str) and "\n" in text else []
-            yield from (one for one in able if inner(one).get("kind"))
-
-
-def _release_values(spec: Mapping[str, Any]) -> Any:
-    """Return the values of a production stack that a HelmRelease, or an Application of Argo CD, sets; {} for others."""
-    helm = inner(spec, "source", "helm")
-    values = spec.get("values") or helm.get("valuesObject") or helm.get("values")
-    with suppress(BadUsage):
-        values = next(iter(parse_yaml(values, "values")), None) if isinstance(values, str) else values
-        return values if "servingEngineSpec" in str(values)[:_MOST_BYTES] and isinstance(values, dict) else {}
-    return {}
 
 
 def ray_arguments(loaded: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -23,7 +23,9 @@ def with_constants(text: str, file: Path) -> str:
     An object of settings becomes a call with all of its attributes.
     """
     lines = dict[str, None]()
-    for node in islice(_imports(text) if file.suffix == ".py" else (), _MOST_IMPORTS):
+    tree = _parsed(text) if file.suffix == ".py" and "import" in text else None
+    nodes = (one for one in ast.walk(tree or ast.Module([], [])) if isinstance(one, ast.Import | ast.ImportFrom))
+    for node in islice(nodes, _MOST_IMPORTS):
         is_from = isinstance(node, ast.ImportFrom)
         level, module = (node.level, node.module or "") if isinstance(node, ast.ImportFrom) else (0, "")
         constants = _beside(file, level, module) if module else {}
@@ -36,11 +38,6 @@ def with_constants(text: str, file: Path) -> str:
                 text = re.sub(rf"\b{re.escape(name)}\.(?=(?:{'|'.join(sorted(used))})\b)", "", text) if used else text
                 lines |= dict.fromkeys(f"{one} = {others[one]}" for one in sorted(used))
     return "\n".join([text, *islice(lines, _MOST_NAMES)])
-
-
-def _imports(text: str) -> Iterator[ast.Import | ast.ImportFrom]:
-    tree = _parsed(text) if "import" in text else None
-    return (node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
 def _parsed(text: str) -> ast.Module | None:
@@ -105,10 +102,7 @@ def class_values(node: ast.ClassDef) -> dict[str, ast.expr]:
             able = [*(one.value for one in value.keywords if one.arg == "default"), *value.args[:1]]
             value = able[0] if able else ast.Constant(...)
         if isinstance(target, ast.Name) and not (isinstance(value, ast.Constant) and value.value is ...):
-            values[target.id] = _by_default(target.id.upper(), value) if is_settings else value
+            environ = ast.Attribute(ast.Attribute(ast.Name("os"), "environ"), "get")
+            usual = ast.Call(environ, [ast.Constant(target.id.upper()), value], [])
+            values[target.id] = usual if is_settings else value
     return values
-
-
-def _by_default(name: str, value: ast.expr) -> ast.expr:
-    environ = ast.Attribute(ast.Attribute(ast.Name("os"), "environ"), "get")
-    return ast.Call(environ, [ast.Constant(name), value], [])

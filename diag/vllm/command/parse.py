@@ -249,7 +249,13 @@ def read_all(text: str, folder: Path = Path(), version: str = "") -> tuple[Comma
         others = parsed(other) if other != text else ()
     try:
         try:
-            started = _with_ways(parsed(text), others)
+            started = parsed(text)
+            places = [one.place for one in started]
+            able = {other.place: other for other in others if places.count(other.place) == 1}
+            ways = [(one, able.get(one.place, one)) for one in started]  # with the other branches of a template
+            started = tuple(
+                one if one.is_like(way) else one._replace(branches=(*one.branches, way)) for one, way in ways
+            )
         except NoLaunch:
             if not (started := others):
                 raise
@@ -278,31 +284,18 @@ def _of_project(file: Path) -> tuple[str, str]:
         texts = {name: text for name in _INSTALLING if (text := text_of(folder / name)) and "vllm" in text}
         last_first = [*reversed(texts.items())]
         named = ((next(filter(None, _named(text)), ""), f"named by {name}") for name, text in last_first)
-        able = ((_newest(text), f"the newest of the range in {name}") for name, text in last_first)
-        releases = {one: by for one, by in named if one} or {one: by for one, by in able if one}
+        releases = {one: by for one, by in named if one}
+        for name, text in () if releases else last_first:  # the newest known one in a range with an upper end
+            ranges = {one[1] for one in islice(_ADMITTED.finditer(_REMARK.sub("", text)), MOST_DOCUMENTS)}
+            bounds = re.findall(r"([<>!]=?)\s*(\d+(?:\.\d+)*)", ranges.pop()) if len(ranges) == 1 else []
+            has_end = any(sign[0] == "<" for sign, _ in bounds)
+            for version in reversed(versions() if has_end else ()):
+                if all(_COMPARED[sign](release(version), release(f"{end}.0")) for sign, end in bounds):
+                    releases[version] = f"the newest of the range in {name}"
+                    break
         if releases or (folder / ".git").exists():
             return next(iter(releases.items())) if len(releases) == 1 else ("", "")
     return "", ""
-
-
-def _newest(text: str) -> str:
-    """Return the newest known release in the range of vLLM that a project admits; "" without an upper end."""
-    ranges = {one[1] for one in islice(_ADMITTED.finditer(_REMARK.sub("", text)), MOST_DOCUMENTS)}
-    bounds = re.findall(r"([<>!]=?)\s*(\d+(?:\.\d+)*)", ranges.pop()) if len(ranges) == 1 else []
-    able = (
-        version
-        for version in reversed(versions() if any(sign[0] == "<" for sign, _ in bounds) else ())
-        if all(_COMPARED[sign](release(version), release(f"{end}.0")) for sign, end in bounds)
-    )
-    return next(able, "")
-
-
-def _with_ways(commands: Sequence[Command], others: Sequence[Command]) -> tuple[Command, ...]:
-    """Give the servers of a template what they are with the other branches of its conditions."""
-    places = [one.place for one in commands]
-    able = {other.place: (other,) for other in others if places.count(other.place) == 1}
-    ways = [(one, able.get(one.place, (one,))) for one in commands]
-    return tuple(one if one.is_like(*way) else one._replace(branches=(*one.branches, *way)) for one, way in ways)
 
 
 def read_foreign(text: str, version: str = "") -> Command:
@@ -366,8 +359,14 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
     if launches:
         return _commands(launches, version, folder, text)
     keys = [pair for document in documents if isinstance(document, dict) for pair in document.items()]
-    flags = [_is_flag(key, value) for key, value in keys]
-    if manifests.is_manifest(documents) or text.isspace() or sum(flags) * 2 < len(flags):
+    options = [(key, value, understood(f"--{key}")) for key, value in keys if key != "config"]
+    flags = sum(
+        option is not None
+        and option.flag.name == f"--{str(key).replace('_', '-').removeprefix('no-')}"
+        and (not isinstance(value, dict) or option.flag.value in ("json", "object"))
+        for key, value, option in options
+    )  # what a --config file may have
+    if manifests.is_manifest(documents) or text.isspace() or flags * 2 < len(keys):
         for name, words in unbuilt(documents, file):
             is_vllms = sum(word.startswith("--") and bool(understood(word)) for word in words[:MOST_ARGUMENTS]) > 1
             told = (
@@ -379,17 +378,6 @@ def _read_yaml(file: Path, text: str, folder: Path, version: str) -> tuple[Comma
         raise (BadUsage if why else NoLaunch)(f"{file}: {why}" if why else f"{file} {none}")
     command = f"vllm serve --config {shlex.quote(str(file.absolute()))}"
     return tuple(one._replace(writing="a --config file") for one in _parse_shell(command, version, folder))
-
-
-def _is_flag(key: object, value: object) -> bool:
-    """Return True for a key and a value that a --config file may have."""
-    name = str(key).replace("_", "-").removeprefix("no-")
-    option = understood(f"--{key}") if key != "config" else None
-    return (
-        option is not None
-        and option.flag.name == f"--{name}"
-        and (not isinstance(value, dict) or option.flag.value in ("json", "object"))
-    )
 
 
 def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: str = "") -> tuple[Command, ...]:
@@ -438,10 +426,6 @@ def parse_all(text: str, version: str = "", folder: Path | None = None, suffix: 
     return tuple(commands)
 
 
-def _is_example(command: Command, language: str) -> bool:
-    return language.startswith("json") or command.model.startswith("$")
-
-
 def _fenced(text: str) -> str:
     """Write the code blocks of reStructuredText as those of Markdown, on the same lines."""
 
@@ -482,10 +466,14 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
         with suppress(BadUsage):
             started = parse_all(text_of_block, version, None, suffix)
             # flags alone explain a command, and values without a model, or JSON, a chart or a client
-            started = tuple(each for each in started if each.arguments or each.writing)
-            started = tuple(each for each in started if each.writing != _VALUES or not _is_example(each, language))
-            started = tuple(each for each in started if each.model or each.given or each.image or each.writing)
-            lines = [before + (1 if is_joined else max(1, each.line)) for each in started]
+            started = tuple(
+                one
+                for one in started
+                if one.arguments or one.writing
+                if one.writing != _VALUES or not (language.startswith("json") or one.model.startswith("$"))
+                if one.model or one.given or one.image or one.writing
+            )
+            lines = [before + (1 if is_joined else max(1, one.line)) for one in started]
             if is_joined:
                 del commands[taken]
                 runtime, taken = "", slice(0)
@@ -493,9 +481,7 @@ def _from_guide(text: str, version: str) -> tuple[Command, ...]:
                 runtime, taken = text_of_block, slice(len(commands), len(commands) + len(started))
             pairs = zip(started, lines, strict=True)
             way = (0, start)  # servers of two blocks are alternatives
-            commands += [
-                each._replace(line=line, beside=beside or pinned, path=(way, *each.path)) for each, line in pairs
-            ]
+            commands += [one._replace(line=line, beside=beside or pinned, path=(way, *one.path)) for one, line in pairs]
     if not commands:
         raise NoLaunch(f"no code block starts a vLLM server: {EXPECTED}")
     return tuple(commands[:_MOST_SERVERS])
@@ -519,7 +505,10 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
                 raise
             error = failure if isinstance(failure, NoLaunch) else error
             continue
-        line = launch.line or _line(lines, launch.place, [command.line for command in commands])
+        quoted, taken = rf"[\"']?{re.escape(launch.place)}[\"']?", {command.line for command in commands}
+        named = re.compile(rf"[ ]*(?:-?[ {{]*name *[:=] *{quoted}(?![\w-])|{quoted}:)")
+        naming = (at for at, row in enumerate(lines if launch.place else (), 1) if at not in taken and named.match(row))
+        line = launch.line or next(naming, 0)
         pinned, beside = _named(launch.dockerfile or text)
         for command in started:
             box = launch.container or command.container
@@ -542,13 +531,6 @@ def _commands(launches: Sequence[Writing], version: str, folder: Path | None, te
     if not commands:
         raise error
     return tuple(commands)
-
-
-def _line(lines: Sequence[str], place: str, taken: Sequence[int]) -> int:
-    """Return the line of a text that names a service or a container; 0 if none does."""
-    quoted = rf"[\"']?{re.escape(place)}[\"']?"
-    named = re.compile(rf"[ ]*(?:-?[ {{]*name *[:=] *{quoted}(?![\w-])|{quoted}:)")
-    return next((at for at, line in enumerate(lines, 1) if place and at not in taken and named.match(line)), 0)
 
 
 @lru_cache(maxsize=4)
@@ -606,7 +588,15 @@ def _parse_shell(
             pinned=pinned,
             beside=beside,
             is_cut=first.is_cut or is_cut,
-            lost=_lost(steps[at + 1].words if at + 1 < len(steps) else ()),
+            lost=next(  # a flag with which the next command begins: its line was to continue this one
+                (
+                    name
+                    for step in steps[at + 1 : at + 2]
+                    for name in [word.partition("=")[0] for word in step.words[:1]]
+                    if name.startswith("--") and understood(name)
+                ),
+                "",
+            ),
         )
         for at, (first, *others) in sorted(servers.items())[:_MOST_SERVERS]
     ]
@@ -643,8 +633,32 @@ def _script(text: str, variables: tuple[tuple[str, str], ...]) -> _Script:
     except BadUsage:  # a stray quotation mark behind the servers
         if not any("vllm" in word for step in steps for word in step.words):
             raise
-    functions = _functions(text.split("\n"))
-    steps = _inlined(_with_outputs(steps, functions), functions)
+    functions, name = [""], ""  # of each line, which count from 1
+    for row, after in pairwise([*text.split("\n"), ""]):
+        is_opened = "{" in row or after.lstrip().startswith("{")
+        if (header := _HEADER.match(row)) and is_opened:  # and no call of Python's
+            name = header[1]
+        functions.append(name)
+        name = "" if row.startswith("}") else name
+    functions.append("")
+    bodies: dict[str, list[Statement]] = {}
+    for step in steps[:_MOST_WORDS]:
+        name = functions[min(step.line, len(functions) - 1)]
+        bodies.setdefault(name, []).extend([step] if step.words not in ([], [name], ["}"]) else [])
+    outputs: dict[str, str] = {}  # what a function prints, if it does nothing else, in the place of $(NAME)
+    for name, body in bodies.items():
+        *before, printed = [step.words for step in body] or [[]]
+        local = {key: value for words in before for key, value in _assignments(words).items()}
+        is_plain = name and not any(step.path for step in body) and len(local) == len(before)
+        if is_plain and len(printed) > 1 and printed[:-1] in (["echo"], ["printf", "%s"], ["printf", "%s\\n"]):
+            output = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1], _MOST_BRANCHES)  # noqa: B023
+            is_known = not _ARGUMENT.search(output) and "$(" not in output and len(output) <= _LONGEST_OUTPUT
+            outputs |= {name: output} if is_known else {}
+    for at, step in enumerate(steps if outputs else ()):
+        if any(map(_CALL.search, step.words)):
+            words = [_CALL.sub(lambda call: outputs.get(call[1], call[0]), word) for word in step.words]
+            steps[at] = step._replace(words=words)
+    steps = _inlined(steps, functions)
     ways, is_cut = _branches(steps, functions, dict(variables))
     return _Script(steps, functions, [(_with_arrays(way), others) for way, others in ways], is_cut)
 
@@ -683,7 +697,12 @@ def _branches(
             undecided = {block: way for block, way in chosen.items() if block not in usual}
             led: dict[int, int] = {}
             if undecided and chosen is not first:
-                decided, _ = usual_ways(_tested(steps, chosen), functions, _assignments, variables, undecided)
+                tested = [
+                    step
+                    for step in steps
+                    if all(chosen[block] == way or (step.decides or (0,))[0] == block for block, way in step.path)
+                ]
+                decided, _ = usual_ways(tested, functions, _assignments, variables, undecided)
                 led = {block: decided[block] for block in undecided if block in decided}
             if ended & {way for way in led.items() if chosen[way[0]] != way[1]}:
                 continue  # the values of one branch lead to the end of the script
@@ -704,15 +723,6 @@ def _branches(
                 yield active, leading
 
     return ways(), turns > _MOST_BRANCHES or 1 + len(aside) + turns > most
-
-
-def _tested(steps: Sequence[Statement], ways: Mapping[int, int]) -> list[Statement]:
-    """Return the commands of a way through a script, and the tests that lead to it."""
-    return [
-        step
-        for step in steps
-        if all(ways[block] == way or (step.decides or (0,))[0] == block for block, way in step.path)
-    ]
 
 
 def _ends(steps: Sequence[Statement], at: int, servers: Mapping[int, Sequence[Command]]) -> bool:
@@ -759,66 +769,28 @@ def _inlined(steps: list[Statement], functions: Sequence[str]) -> list[Statement
     return steps
 
 
-def _with_outputs(steps: list[Statement], functions: Sequence[str]) -> list[Statement]:
-    """Put what a function prints, if it does nothing else, in the place of $(NAME)."""
-    bodies: dict[str, list[Statement]] = {}
-    for step in steps[:_MOST_WORDS]:
-        name = functions[min(step.line, len(functions) - 1)]
-        bodies.setdefault(name, []).extend([step] if step.words not in ([], [name], ["}"]) else [])
-    outputs: dict[str, str] = {}
-    for name, body in bodies.items():
-        *before, printed = [step.words for step in body] or [[]]
-        local = {key: value for words in before for key, value in _assignments(words).items()}
-        is_plain = name and not any(step.path for step in body) and len(local) == len(before)
-        if is_plain and len(printed) > 1 and printed[:-1] in (["echo"], ["printf", "%s"], ["printf", "%s\\n"]):
-            text = _VARIABLE.sub(lambda one: local.get(one[1] or one[2], one[0]), printed[-1], _MOST_BRANCHES)  # noqa: B023
-            outputs |= {} if _ARGUMENT.search(text) or "$(" in text or len(text) > _LONGEST_OUTPUT else {name: text}
-    return [
-        step._replace(words=[_CALL.sub(lambda call: outputs.get(call[1], call[0]), word) for word in step.words])
-        if outputs and any(map(_CALL.search, step.words))
-        else step
-        for step in steps
-    ]
-
-
 def _called(body: Sequence[Statement], call: Statement) -> Iterator[Statement]:
     """Yield the commands of a function for one of its calls."""
-    given = list(call.words[1:])
+    passed = list(call.words[1:])
     for step in body:
         if step.words[:1] == ["shift"]:
-            del given[: int(step.words[1]) if step.words[1:] and step.words[1].isdigit() else 1]
+            del passed[: int(step.words[1]) if step.words[1:] and step.words[1].isdigit() else 1]
             continue
         words = []
         for word in step.words:
             if word in ("$@", "$*", "${@}", "${*}"):
-                words += given
+                words += passed
                 continue
-            filled = _ARGUMENT.sub(lambda found: _argument(found, given), word)
+            filled = _ARGUMENT.sub(
+                lambda one: (
+                    passed[at - 1]
+                    if 0 < (at := int(one[1] or one[2] or 0)) <= len(passed)
+                    else (one[3] or "").removeprefix(":").removeprefix("-") or one[0]
+                ),
+                word,
+            )
             words.append(filled if filled != word else word)
         yield step._replace(words=words, path=(*call.path, *step.path), is_background=step.is_background)
-
-
-def _argument(found: re.Match[str], given: Sequence[str]) -> str:
-    at = int(found[1] or found[2] or 0)
-    return given[at - 1] if 0 < at <= len(given) else (found[3] or "").removeprefix(":").removeprefix("-") or found[0]
-
-
-def _lost(words: Sequence[str]) -> str:
-    """Return the flag of vLLM's with which a command begins, whose line was to continue another's; "" for none."""
-    name = words[0].partition("=")[0] if words else ""
-    return name if name.startswith("--") and understood(name) else ""
-
-
-def _functions(lines: Sequence[str]) -> list[str]:
-    """Return the function of a script in which each line stands, "" for none; the lines count from 1."""
-    found, name = [""], ""
-    for at, text in enumerate(lines):
-        is_opened = "{" in text or (at + 1 < len(lines) and lines[at + 1].lstrip().startswith("{"))
-        if (header := _HEADER.match(text)) and is_opened:  # and no call of Python's
-            name = header[1]
-        found.append(name)
-        name = "" if text.startswith("}") else name
-    return [*found, ""]
 
 
 def _with_arrays(steps: Sequence[tuple[int, Statement]]) -> list[tuple[int, list[str]]]:
@@ -904,7 +876,14 @@ def _run(
                 is_far = server.around and server.elsewhere
                 passed_on = () if is_far else tuple(f"{name}={value}" for name, value in exported.items())
                 yield at, server._replace(exported=(*passed_on, *server.exported), absent=(*absent, *server.absent))
-        assigned = _assigned(filled, environment, plain)
+        assigned = dict[str, str]()
+        for name, value in _assignments(filled).items():  # CMD="$CMD --flag"
+            is_added_to = name in environment and "vllm" in environment[name]
+            text = _expand(value, {**plain, name: environment[name]} if is_added_to else plain)
+            if ":-" in text and text.count("$") > 1:  # a default names another variable
+                named = {*_NAME.findall(text)} & environment.keys()
+                text = _expand(text, _plain({key: default(environment[key]) for key in named}))
+            assigned[name] = text
         is_unit = any(word.startswith("Environment=") for word in filled)
         if filled[0] not in _DECLARING and not is_unit and not all(map(_ASSIGNMENT.fullmatch, filled)):
             continue  # X=1 vllm serve ...: of this command alone
@@ -931,19 +910,6 @@ def _whole(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     names = {plain or braced for word in quoted for plain, braced in islice(_VARIABLE.findall(word), _MOST_WORDS)}
     commands = {name: text for name in names if "vllm" in (text := environment.get(name, "")) and _SCRIPT.search(text)}
     return [_expand(word, commands) if commands and not isinstance(word, Bare) else word for word in words]
-
-
-def _assigned(words: Sequence[str], environment: Mapping[str, str], plain: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a command sets, with the values that those in them have so far."""
-    assigned = {}
-    for name, value in _assignments(words).items():  # CMD="$CMD --flag"
-        own = {name: environment[name]} if name in environment and "vllm" in environment[name] else {}
-        text = _expand(value, {**plain, **own} if own else plain)
-        if ":-" in text and text.count("$") > 1:  # a default names another variable
-            named = {*_NAME.findall(text)} & environment.keys()
-            text = _expand(text, _plain({key: default(environment[key]) for key in named}))
-        assigned[name] = text
-    return assigned
 
 
 def _split_words(
@@ -984,7 +950,10 @@ def _find_servers(
     Flags alone are a server's if `is_alone`: the text has no other command.
     """
     start = _serve_end(words)
-    environment = _inside(words, environment)
+    if any(_APPTAINER.fullmatch(word) for word in words[:_MOST_WORDS]):
+        pairs = {**environment, **_assignments(words)}.items()
+        inside = ((_OF_APPTAINER.fullmatch(name), value) for name, value in pairs)
+        environment = {**environment, **{name[1]: value for name, value in inside if name}}
     if len(words) > MOST_ARGUMENTS and (is_alone or start is not None or run_place(words) is not None):
         raise BadUsage(f"the command has more than {MOST_ARGUMENTS:,} words: {EXPECTED}")
     inner, at = "", 0  # the script that another shell, perhaps on another host, runs, and the place of its word
@@ -1026,15 +995,6 @@ def _find_servers(
         yield server._replace(container=read_run(filled_in(words[:start], environment), {**environment, **assigned}))
 
 
-def _inside(words: Sequence[str], environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the variables of a command; to Apptainer's container it gives APPTAINERENV_NAME as NAME."""
-    if not any(_APPTAINER.fullmatch(word) for word in words[:_MOST_WORDS]):
-        return environment
-    pairs = {**environment, **_assignments(words)}.items()
-    inside = ((_OF_APPTAINER.fullmatch(name), value) for name, value in pairs)
-    return {**environment, **{name[1]: value for name, value in inside if name}}
-
-
 def _of_cloud_run(words: Sequence[str]) -> list[str]:
     """Return `docker run` for a container that `gcloud run deploy` starts; [] for other commands."""
     options = [word.partition("=") for word in words if word.startswith("--")]
@@ -1042,18 +1002,16 @@ def _of_cloud_run(words: Sequence[str]) -> list[str]:
     given = {name: value for name, _, value in options if value}
     if "gcloud" not in words or "deploy" not in words or "vllm" not in given.get("--image", ""):
         return []
-    lists = {name: _comma(given.get(name, "")) for name in ("--command", "--args", "--set-env-vars")}
+    lists = dict[str, list[str]]()
+    for name in ("--command", "--args", "--set-env-vars"):  # a,b or ^|^a|b
+        text = given.get(name, "")
+        marked = re.match(r"\^(.{1,5}?)\^", text)
+        lists[name] = text[marked.end() :].split(marked[1]) if marked else [*filter(None, text.split(","))]
     program, *more = lists["--command"] or [""]
     start = ["docker", "run", *(word for pair in lists["--set-env-vars"] for word in ("-e", pair))]
     start += ["--gpus", given["--gpu"]] if "--gpu" in given else ["--device", "$GPU"]
     start += ["--volume", "$VOLUMES", *(["--entrypoint", program] if program else [])]
     return [*start, given["--image"], *more, *lists["--args"]]
-
-
-def _comma(text: str) -> list[str]:
-    """Split a list of gcloud: a,b or ^|^a|b."""
-    marked = re.match(r"\^(.{1,5}?)\^", text)
-    return text[marked.end() :].split(marked[1]) if marked else [*filter(None, text.split(","))]
 
 
 def _assignments(words: Sequence[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from diag.core.errors import BadUsage
 from diag.vllm.command.command import (
@@ -235,17 +235,6 @@ def _objects(classes: Iterable[ast.AST], calls: Iterable[ast.Call]) -> dict[int,
 def _is_one(values: list[ast.expr], stored: int) -> bool:
     """Return True if a name, which is stored so often, has one value wherever it is set."""
     return stored == len(values) and len({ast.dump(value) for value in values}) == 1
-
-
-def _foreign_names(nodes: list[ast.AST]) -> set[str]:
-    """Return the names that are imported from elsewhere than vLLM, or are classes of the source itself."""
-    return {
-        alias.asname or alias.name
-        for node in nodes
-        if isinstance(node, ast.ImportFrom | ast.Import)
-        for alias in node.names
-        if not re.match(r"\w*vllm|ray\b|beam\b", getattr(node, "module", alias.name) or "") and alias.name != "vllm"
-    } | {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 class _Values:
@@ -562,7 +551,14 @@ class _Source(_Values):
         self._objects = _objects(self._scopes, self._calls)
         self._read_additions(nodes)
         self._environment = self._read_environment(nodes)
-        self._foreign = _foreign_names(nodes)
+        self._foreign = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+        self._foreign |= {  # imported from elsewhere than vLLM
+            alias.asname or alias.name
+            for node in nodes
+            if isinstance(node, ast.ImportFrom | ast.Import)
+            for alias in node.names
+            if not re.match(r"\w*vllm|ray\b|beam\b", getattr(node, "module", alias.name) or "") and alias.name != "vllm"
+        }
 
     def _read_environment(self, nodes: list[ast.AST]) -> dict[str, str]:
         """Return the variables that the source sets: of os.environ, of a copy of it, and of Modal's image."""
@@ -625,12 +621,18 @@ class _Source(_Values):
             if isinstance(body := getattr(node, name, None), list)
             for at, statement in enumerate(body)
         }
-        self._assigned = {
-            id(node.value): (node.targets[0].id, self._behind(node))
-            for node in nodes
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
-            if isinstance(node.targets[0], ast.Name) and not _addition(node)
-        }
+        self._assigned = dict[int, tuple[str, list[ast.stmt]]]()
+        for node in nodes:
+            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.List)) or _addition(node):
+                continue
+            if isinstance(node.targets[0], ast.Name):
+                behind, around = list[ast.stmt](), cast(ast.AST, node)
+                while id(around) in self._after:  # also behind the branches around it
+                    below, around = self._after[id(around)]
+                    behind += below
+                    if not isinstance(around, ast.If | ast.With | ast.Try):
+                        break
+                self._assigned[id(node.value)] = (node.targets[0].id, behind)
         self._lists_by_name = {name: node for node in self._lists if (name := self._assigned.get(id(node), ("",))[0])}
         self._altered = {
             node.value.id
@@ -639,10 +641,8 @@ class _Source(_Values):
             if (node.attr in _ALTERING if isinstance(node, ast.Attribute) else not isinstance(node.ctx, ast.Load))
         }
         additions = {id(node): added for node in nodes if (added := _addition(node))}
-        behind = {
-            (name, id(part)) for name, rest in self._assigned.values() for each in rest for part in ast.walk(each)
-        }
-        self._altered |= {name for at, (name, _) in additions.items() if (name, at) not in behind}
+        later = {(name, id(part)) for name, rest in self._assigned.values() for one in rest for part in ast.walk(one)}
+        self._altered |= {name for at, (name, _) in additions.items() if (name, at) not in later}
         self._parts = {id(part) for _, value in additions.values() for part in ast.walk(value)}
         together = [{part.arg or "": part.value for part in call.keywords} for call in self._calls]
         together.append({**self._lists_by_name})
@@ -673,7 +673,19 @@ class _Source(_Values):
             is_vllm = keywords.isdisjoint(NOTATIONS["other_llm"])  # other libraries have an LLM, too
             is_vllm = is_vllm and not (last == "LLM" and has_arguments and not call.args and not keywords)
             if last in _CALLS and is_vllm and root not in self._foreign and len(writings) < _MOST_ENGINES:
-                writings += self._made_by(call, last)
+                variables, _ = self._nested(
+                    next((part.value for part in call.keywords if part.arg == "runtime_env"), None)
+                )
+                own = variables.get("env_vars")
+                own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
+                around = (self._objects[id(scope)] for scope in self._around(call) if id(scope) in self._objects)
+                objects = next(around, [])  # of the class that makes the engine when it begins: one engine for each
+                alone: list[tuple[int, dict[str, ast.expr]]] = [(call.lineno, values) for _, values in objects]
+                for line, self._bound in objects if len(objects) > 1 else alone or [(call.lineno, {})]:
+                    command = serve(self._words(call, last), {**self._environment_of(call), **own})
+                    writing = self._writing(f"Python: {last}(...)", command, call)
+                    writings.append((line, writing._replace(line=line)))
+                self._bound = {}
         writings += islice(self._by_variables(), _MOST_ENGINES)
         taken = {*map(id, self._rest.values())}
         for node in (each for each in self._lists if id(each) not in taken):
@@ -681,11 +693,17 @@ class _Source(_Values):
             words = [*self._list(node), *(self._list(rest) if rest else ())]
             if words[1:2] == ["serve"] and node.elts and _is_program(node.elts[0], self._values):
                 words[0] = words[0] if isinstance(node.elts[0], ast.Constant) else "vllm"
+            flags = [word.partition("=")[0] for word in words if word.startswith("--")]
             is_run = words[:1] and words[0] in ("docker", "podman") and "run" in words and "vllm" in " ".join(words)
             is_served = words[1:2] == ["serve"] and words[0].rpartition("/")[2] == "vllm"
             if is_run or is_served or any(map(is_server, words[:3])):
                 command = self._command(words, node)
-            elif _is_arguments(words):
+            elif (  # flags of vLLM's alone, one of which names the model
+                ("--model" in flags or "--served-model-name" in flags)
+                and words[0].startswith("--")
+                and len(flags) >= _LEAST_FLAGS
+                and all(map(understood, flags))
+            ):
                 command = self._command(["python3", "-m", "vllm.entrypoints.openai.api_server", *words], node)
             else:
                 continue
@@ -697,20 +715,6 @@ class _Source(_Values):
             if (is_script or _COMMAND.match(text)) and len(writings) < _MOST_ENGINES:
                 writings.append((text_node.lineno, self._writing("Python: a command as a text", text, text_node)))
         yield from (writing for _, writing in sorted(writings, key=lambda entry: entry[0]))
-
-    def _made_by(self, call: ast.Call, last: str) -> Iterator[tuple[int, Writing]]:
-        """Yield the engine of a call, once for each object of the class that makes it when it begins."""
-        variables, _ = self._nested(next((part.value for part in call.keywords if part.arg == "runtime_env"), None))
-        own = variables.get("env_vars")
-        own = {key: str(value) for key, value in own.items()} if isinstance(own, dict) else {}
-        around = (self._objects[id(scope)] for scope in self._around(call) if id(scope) in self._objects)
-        objects = next(around, [])
-        alone: list[tuple[int, dict[str, ast.expr]]] = [(call.lineno, values) for _, values in objects]
-        for line, self._bound in objects if len(objects) > 1 else alone or [(call.lineno, {})]:
-            command = serve(self._words(call, last), {**self._environment_of(call), **own})
-            writing = self._writing(f"Python: {last}(...)", command, call)
-            yield line, writing._replace(line=line)
-        self._bound = {}
 
     def _list(self, node: ast.List) -> list[str]:
         """Return the words of a list; ["--x 1"] is two words if the source joins the list to a line for a shell."""
@@ -734,16 +738,6 @@ class _Source(_Values):
             array = [f"command=({shlex.join([*words, *unknown])})", *lines, '"${command[@]}"']
             return "\n".join([*exports, *array])
         return "\n".join([*exports, " ".join([shlex.join(words), *(line[10:-1] for line in lines), *unknown])])
-
-    def _behind(self, statement: ast.AST) -> list[ast.stmt]:
-        """Return the statements that run after one, also behind the branches around it."""
-        found: list[ast.stmt] = []
-        while id(statement) in self._after:
-            rest, statement = self._after[id(statement)]
-            found += rest
-            if not isinstance(statement, ast.If | ast.With | ast.Try):
-                break
-        return found
 
     def _script(self, statements: list[ast.stmt], name: str, is_joined: bool) -> list[str]:
         """Return the commands of a shell that add to the array `command` what statements add to a list."""
@@ -828,19 +822,6 @@ def _is_program(node: ast.expr, values: Mapping[str, ast.expr]) -> bool:
             case _:
                 return False
     return False
-
-
-def _is_arguments(words: list[str]) -> bool:
-    """Return True for a list of vLLM's flags, one of which names the model."""
-    names = [word.partition("=")[0] for word in words if word.startswith("--")]
-    is_model = any(name in ("--model", "--served-model-name") for name in names)
-    return (
-        words[:1] != []
-        and words[0].startswith("--")
-        and is_model
-        and len(names) >= _LEAST_FLAGS
-        and all(map(understood, names))
-    )
 
 
 def _addition(node: ast.AST) -> tuple[str, ast.expr] | None:

@@ -93,12 +93,14 @@ def hidden_lines(lines: Iterable[str]) -> Iterator[str]:
     """Hide the secrets of lines, as `free_text.hidden_lines` says."""
     near, opened = deque[str](maxlen=_MOST_LINES), deque[bool](maxlen=_MOST_LINES)
     for line in lines:
-        head = _common_head(near[-1], line) if near else ""
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(near[-1] if near else "", line, strict=False))
+        head = line[: sum(1 for _ in same)]
+        head = head[: head.rfind("] ") + 2] if "] " in head else ""  # which vLLM repeats on each line of a record
         text = line.removeprefix(head)
         if _BEGINS.match(text):
             opened.clear()
         if any(opened):
-            whole = hidden("\n".join([*(each.removeprefix(head)[-_FARTHEST:] for each in near), text])).split("\n")
+            whole = hidden("\n".join([*(one.removeprefix(head)[-_FARTHEST:] for one in near), text])).split("\n")
             yield head + (whole[-1] if len(whole) == len(near) + 1 else HIDDEN)
         else:
             yield hidden(line)
@@ -107,13 +109,6 @@ def hidden_lines(lines: Iterable[str]) -> Iterator[str]:
             names = (_OPENS.search(text), *_SIBLING.finditer(text))
             is_open = "-----BEGIN" in text or any(name and is_secret(name["name"][-_MOST_NAME:]) for name in names)
             opened.append(is_open)
-
-
-def _common_head(before: str, line: str) -> str:
-    """Return the head that vLLM repeats on each line of a record, "" for lines of different records."""
-    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, line, strict=False))
-    head = line[: sum(1 for _ in same)]
-    return head[: head.rfind("] ") + 2] if "] " in head else ""
 
 
 @cache
@@ -145,7 +140,17 @@ def _is_secret(name: str) -> bool:
 def _without_values(text: str) -> str:
     """Hide each value that stands behind the name of a secret."""
     done, past, parts = 0, 0, list[str]()
-    siblings = _siblings(text)
+    fields = list(_SIBLING.finditer(text)) if _VALUES.search(text) else []
+    siblings = set[int]()  # where values begin that belong to a secret's name in another field
+    for field, after in zip_longest(fields, fields[1:]):
+        if not is_secret(field["name"]):
+            continue
+        near = max(0, field.start() - _FARTHEST)
+        opened = max(text.rfind(bracket, near, field.start()) for bracket in "{(}")
+        first = opened if opened >= 0 and text[opened] != "}" else field.end()  # the value may stand before the name
+        closed = _CLOSES.search(text, field.end(), field.end() + _FARTHEST)
+        last = min(after.start() if after else len(text), closed.start() if closed else field.end() + _FARTHEST)
+        siblings |= {value.start() for value in _VALUES.finditer(text, first, last)}
     for name in _NAME.finditer(text):
         start = name.start("name")
         if start < past or not (is_secret(name["name"][-_MOST_NAME:]) or start in siblings):
@@ -161,22 +166,6 @@ def _without_values(text: str) -> str:
                 parts += [text[done:start], mark, HIDDEN, mark] if start >= done else []
                 done = end
     return "".join((*parts, text[done:]))
-
-
-def _siblings(text: str) -> set[int]:
-    """Return where the names of fields begin whose value belongs to a secret's name in another field."""
-    fields = list(_SIBLING.finditer(text)) if _VALUES.search(text) else []
-    begins = set[int]()
-    for field, after in zip_longest(fields, fields[1:]):
-        if not is_secret(field["name"]):
-            continue
-        near = max(0, field.start() - _FARTHEST)
-        opened = max(text.rfind(bracket, near, field.start()) for bracket in "{(}")
-        first = opened if opened >= 0 and text[opened] != "}" else field.end()  # the value may stand before the name
-        closed = _CLOSES.search(text, field.end(), field.end() + _FARTHEST)
-        last = min(after.start() if after else len(text), closed.start() if closed else field.end() + _FARTHEST)
-        begins |= {value.start() for value in _VALUES.finditer(text, first, last)}
-    return begins
 
 
 def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
@@ -200,8 +189,20 @@ def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
         elif "\n" in behind[0] and (fields := list(_block(text, text.rfind("\n", 0, start) + 1))):
             yield from fields
         else:
-            end = _phrase_end(text, start) if _PHRASES.match(name["name"]) else _end(text, start)
-            yield start, _lost_words_end(text, start, end) if is_flag and behind["sign"] == "=" else end
+            is_phrase = _PHRASES.match(name["name"]) and not _QUOTED.match(text, start)  # a header's, with spaces in it
+            line = _LINE.match(text, start) if is_phrase else None
+            if line and text[start : start + 1] not in "([{":
+                end = line.end()
+            else:
+                end = max(line.end() if line else 0, _end(text, start))
+            # of a flag whose quotation marks are lost: a few words, up to the next flag
+            for _ in range(_MORE_WORDS if is_flag and behind["sign"] == "=" else 0):
+                between = None if _QUOTED.match(text, start) else _BETWEEN.match(text, end)
+                word = _WORD.match(text, between.end()) if between else None
+                if not between or "," in between[0] or not word or _PROSE.fullmatch(word[0]):
+                    break
+                end = _end(text, between.end())
+            yield start, end
     elif behind["comma"] and (
         is_flag or ((closed or _QUOTED.match(text, start)) and _PAIR.search(text, name.start() - 5, name.start()))
     ):
@@ -240,25 +241,6 @@ def _words(text: str, start: int, flag: str) -> Iterator[tuple[int, int]]:
         if not option or option.flag.takes != "many" or not between:
             return
         start = between.end()
-
-
-def _lost_words_end(text: str, start: int, end: int) -> int:
-    """Return the end of a flag's value whose quotation marks are lost: a few words, up to the next flag."""
-    for _ in range(_MORE_WORDS):
-        between = None if _QUOTED.match(text, start) else _BETWEEN.match(text, end)
-        word = _WORD.match(text, between.end()) if between else None
-        if not between or "," in between[0] or not word or _PROSE.fullmatch(word[0]):
-            break
-        end = _end(text, between.end())
-    return end
-
-
-def _phrase_end(text: str, start: int) -> int:
-    """Return the end of a value that may have spaces in it, as that of a header has."""
-    line = _LINE.match(text, start)
-    if _QUOTED.match(text, start) or not line:
-        return _end(text, start)
-    return max(line.end(), _end(text, start)) if text[start : start + 1] in "([{" else line.end()
 
 
 def _end(text: str, start: int) -> int:

@@ -23,7 +23,9 @@ _MOST_FILES, _MOST_VARIABLES, _LONGEST = 8, 1000, 200
 def with_settings(text: str, file: Path) -> str:
     """Fill in a Compose file the variables of `.env` beside it, and write in a script those of the files it sources."""
     if file.suffix in (".yml", ".yaml") and re.search(r"(?m)^services:", text):
-        return _interpolated(text, _variables(text_of(file.with_name(".env"))))
+        written = _LINE.findall(text_of(file.with_name(".env")))[:_MOST_VARIABLES]
+        plain = {name: value.strip("\"'") for name, value in written if not is_secret(name) and "$" not in value}
+        return _interpolated(text, plain)
     for sourced in islice(_SOURCED.finditer(text) if file.suffix in CALLERS else (), _MOST_FILES):
         whole = (sourced["path"] or sourced["file"]).strip("\"'")
         named = re.fullmatch(r"\$\{?(\w+)\}?", whole)
@@ -39,12 +41,6 @@ def with_settings(text: str, file: Path) -> str:
         end = "" if sourced["tested"] else sourced["end"] or ""
         text = text.replace(sourced[0], f"{before}{''.join(pairs)}:{end}", 1) if lines else text
     return text
-
-
-def _variables(content: str) -> dict[str, str]:
-    """Return the variables of a file such as `.env`; a secret is left out."""
-    pairs = ((name, value.strip("\"'")) for name, value in _LINE.findall(content)[:_MOST_VARIABLES])
-    return {name: value for name, value in pairs if not is_secret(name) and "$" not in value}
 
 
 def _interpolated(text: str, values: Mapping[str, str]) -> str:
@@ -68,25 +64,25 @@ def with_env_files(documents: Sequence[Any], file: Path) -> list[Any]:
     for document in documents:
         services = {**inner(document, "services")}
         for name in [name for name, node in services.items() if inner(node).get("env_file")][:left]:
-            services[name], left = _with_files(services[name], file), left - 1
+            left -= 1
+            service = services[name]
+            files = service.get("env_file")
+            named = [inner(one).get("path", one) for one in (files if isinstance(files, list) else [files])][
+                :_MOST_FILES
+            ]
+            places = [(one, beside(file, one)) for one in named if isinstance(one, str) and "$" not in one]
+            texts = {one: text for one, place in places if place and (text := text_of(place))}
+            pairs = service.get("environment") or []
+            if isinstance(pairs, dict):
+                pairs = [key if value is None else f"{key}={value}" for key, value in pairs.items()]
+            if not texts or not isinstance(pairs, list):
+                continue
+            lines = (line for text in texts.values() for line in _LINE.findall(text)[:_MOST_VARIABLES])
+            values = {key: value.strip("\"'") for key, value in lines}
+            for pair in pairs:
+                values.pop(str(pair).partition("=")[0], None)
+            added = [key if is_secret(key) or "$" in value else f"{key}={value}" for key, value in values.items()]
+            rest = [one for one in named if not (isinstance(one, str) and one in texts)]
+            services[name] = {**service, "environment": [*added, *pairs], "env_file": rest}
         joined.append({**document, "services": services} if services else document)
     return joined
-
-
-def _with_files(service: Any, file: Path) -> Any:
-    files = service.get("env_file")
-    names = [inner(one).get("path", one) for one in (files if isinstance(files, list) else [files])][:_MOST_FILES]
-    places = [(name, beside(file, name)) for name in names if isinstance(name, str) and "$" not in name]
-    texts = {name: text for name, place in places if place and (text := text_of(place))}
-    own = service.get("environment")
-    pairs = [key if value is None else f"{key}={value}" for key, value in own.items()] if isinstance(own, dict) else own
-    if not texts or not isinstance(pairs or [], list):
-        return service
-    values = {
-        key: value.strip("\"'") for text in texts.values() for key, value in _LINE.findall(text)[:_MOST_VARIABLES]
-    }
-    for pair in pairs or []:
-        values.pop(str(pair).partition("=")[0], None)
-    added = [key if is_secret(key) or "$" in value else f"{key}={value}" for key, value in values.items()]
-    rest = [name for name in names if not (isinstance(name, str) and name in texts)]
-    return {**service, "environment": [*added, *(pairs or [])], "env_file": rest}

@@ -5,13 +5,13 @@ vLLM that are listed here. Other commands of the same text are left out.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import PurePosixPath
 
 from diag.core.errors import BadUsage
 from diag.vllm.command import redaction
-from diag.vllm.command.command import Command, Given, is_server
+from diag.vllm.command.command import Command, is_server
 from diag.vllm.command.container import IS_ALONE, LONG
 from diag.vllm.command.redaction import VARIABLES
 from diag.vllm.command.shell import PLACEHOLDER, compiled, default, line, noted, placeholder
@@ -62,28 +62,24 @@ def masked(command: Command) -> Command:
     before = None
     for mention in command.given:
         if mention.words:
-            masks |= zip(mention.words, _show_option(mention, words, before), strict=True)
+            first, *more = words[mention.words.start : mention.words.stop]
+            is_due = before and before.option and redaction.takes_secret(before) and not before.values
+            is_due = is_due and not mention.option
+            flag = "" if is_due else redaction.flag(mention)
+            if before and is_due:
+                spelled = redaction.value(before, "")
+            elif flag and len(mention.words) == 1 and mention.values:
+                separator = "" if re.match(r"-O\w", first) else "="
+                spelled = f"{flag}{separator}{redaction.value(mention, mention.values[0])}"
+            else:
+                spelled = flag or placeholder(f"word_{mention.words.start + 1}")
+            masks |= zip(mention.words, [spelled, *redaction.listed(mention, more)], strict=True)
             before = mention
     return command._replace(
         words=(*_show_prefix(words[: command.arguments], None, command.image), *(masks[at] for at in sorted(masks))),
         exported=tuple(_show_prefix(command.exported)),
         around=tuple((_show_prefix(outer, place, command.image), place) for outer, place in command.around),
     )
-
-
-def _show_option(mention: Given, words: Sequence[str], before: Given | None) -> Iterator[str]:
-    """Yield the words of an option: its name if vLLM has it, and its harmless values."""
-    first, *more = words[mention.words.start : mention.words.stop]
-    is_due = before and before.option and redaction.takes_secret(before) and not before.values and not mention.option
-    flag = "" if is_due else redaction.flag(mention)
-    if before and is_due:
-        yield redaction.value(before, "")
-    elif flag and len(mention.words) == 1 and mention.values:
-        separator = "" if re.match(r"-O\w", first) else "="
-        yield f"{flag}{separator}{redaction.value(mention, mention.values[0])}"
-    else:
-        yield flag or placeholder(f"word_{mention.words.start + 1}")
-    yield from redaction.listed(mention, more)
 
 
 def _show_prefix(words: Sequence[str], script: int | None = None, image: str = "") -> tuple[str, ...]:

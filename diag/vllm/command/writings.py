@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 from diag.core.errors import BadUsage, NoLaunch
@@ -127,16 +127,13 @@ def _cells(text: str) -> tuple[list[str], list[str], str]:
     """Return the cells of a notebook with code, their lines for a shell, which begin with !, and its prose."""
     if text.startswith(_DATABRICKS):
         parts = re.split(r"^# COMMAND -+$", re.sub(r"^# MAGIC ?", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
-        return _sorted_cells([("code", part.strip()) for part in parts])
-    try:
-        cells = parse_json(text).get("cells", [])
-        cells = [(cell.get("cell_type"), "".join(cell.get("source", ""))) for cell in cells]
-    except (ValueError, RecursionError, AttributeError, TypeError):
-        raise BadUsage("the notebook cannot be read: it is no JSON") from None
-    return _sorted_cells(cells)
-
-
-def _sorted_cells(cells: Sequence[tuple[str, str]]) -> tuple[list[str], list[str], str]:
+        cells = [("code", part.strip()) for part in parts]
+    else:
+        try:
+            cells = parse_json(text).get("cells", [])
+            cells = [(cell.get("cell_type"), "".join(cell.get("source", ""))) for cell in cells]
+        except (ValueError, RecursionError, AttributeError, TypeError):
+            raise BadUsage("the notebook cannot be read: it is no JSON") from None
     code, prose = ([text for kind, text in cells if kind == wanted] for wanted in ("code", "markdown"))
     scripts = [_SCRIPT_CELL.sub("", text) for text in code if _SCRIPT_CELL.match(text)]
     lines = [line for text in code if not _SCRIPT_CELL.match(text) for line in _SHELL_LINE.findall(text)]

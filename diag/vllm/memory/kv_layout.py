@@ -131,7 +131,17 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
         of_draft = replace(setup, tensor=setup.draft.tensor)
         stack += [(setup.draft.model, of_draft, layer) for layer in setup.draft.layers]
     if any(mixer.kind == "compressed" for _, _, layer in stack for mixer in layer.mixers):
-        return _compressed_layout(model, setup)
+        if not setup.hybrid:
+            raise NotCovered("compressed attention without the hybrid KV cache manager is not covered")
+        if setup.draft:
+            raise NotCovered("the KV cache of a draft beside compressed attention is not covered")
+        if not setup.kv_dtype.startswith(("fp8", "auto")):
+            kind = redaction.name(setup.kv_dtype)[:40]
+            raise NotCovered(f"compressed attention is covered with --kv-cache-dtype fp8, not with {kind!r}")
+        layers = [(at, mixer) for at, layer in enumerate(model.stack) for mixer in layer.mixers]
+        compressed = [(at, cache) for at, mixer in layers for cache in _compressed_caches(mixer)]
+        groups = tuple(map(_group, _packed(compressed)))
+        return CacheLayout(COMPRESSED_BLOCK, groups, setup.in_flight, setup.since("size_by_requests"))
     block, padded = block_tokens(model, setup)
     mixers = [(at, entry, mixer) for at, entry in enumerate(stack) for mixer in entry[2].mixers]
     caches = [
@@ -156,21 +166,6 @@ def cache_layout(model: Model, setup: Setup) -> CacheLayout:
         raise NotCovered(f"all layers have {window}, which releases treat differently")
     block = max((cache.block for _, cache in caches if cache.kind != "state"), default=setup.block)
     return CacheLayout(block, tuple(_groups(caches)), setup.in_flight, setup.since("size_by_requests"))
-
-
-def _compressed_layout(model: Model, setup: Setup) -> CacheLayout:
-    """Return the layout of a model with compressed attention; NotCovered for a type other than fp8_ds_mla."""
-    if not setup.hybrid:
-        raise NotCovered("compressed attention without the hybrid KV cache manager is not covered")
-    if setup.draft:
-        raise NotCovered("the KV cache of a draft beside compressed attention is not covered")
-    if not setup.kv_dtype.startswith(("fp8", "auto")):
-        kind = redaction.name(setup.kv_dtype)[:40]
-        raise NotCovered(f"compressed attention is covered with --kv-cache-dtype fp8, not with {kind!r}")
-    mixers = [(at, mixer) for at, layer in enumerate(model.stack) for mixer in layer.mixers]
-    caches = [(at, cache) for at, mixer in mixers for cache in _compressed_caches(mixer)]
-    groups = tuple(map(_group, _packed(caches)))
-    return CacheLayout(COMPRESSED_BLOCK, groups, setup.in_flight, setup.since("size_by_requests"))
 
 
 def _caches(model: Model, setup: Setup, mixer: Mixer, block: int, padded: int) -> Iterator[_Cache]:
