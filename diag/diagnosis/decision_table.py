@@ -72,7 +72,7 @@ class Evidence:
     def of(self, condition: Condition) -> Evaluated:
         """Return the values of a condition and where it held."""
         if condition not in self._measured:
-            rows, nothing = self.ask(condition.signal), np.broadcast_to(np.nan, len(self.instants))
+            rows, nothing = self.ask(condition.signal), np.full(len(self.instants), np.nan)
             of_each = [rows.get(subject, nothing) for subject in self.subjects]
             values = of_each[0][None] if len(of_each) == 1 else np.array(of_each, np.float64)  # one is not copied
             values = values.reshape(len(self.subjects), len(self.instants))
