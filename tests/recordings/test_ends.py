@@ -114,9 +114,12 @@ def test_a_hit_rate_that_fell_inside_of_a_recording_was_not_low_before(tmp_path:
 
 
 @sampled("every", [5, 15])
-def test_a_prefix_cache_that_is_lost_explains_the_queue_of_its_prefills(tmp_path: Path, every: float) -> None:
-    limits = Limits(max_num_batched_tokens=2048, token=0.00045)
-    report = judged(tmp_path, limits, every, 1200, lambda _: 1.5, 1600, cached=lambda t: 0.93 if t < 500 else 0.0)
+@pytest.mark.parametrize("left", [0.0, 0.33])
+def test_a_prefix_cache_that_is_lost_explains_the_queue_of_its_prefills(
+    tmp_path: Path, left: float, every: float
+) -> None:
+    limits = Limits(max_num_batched_tokens=2048, token=0.00045 / (1 - left))
+    report = judged(tmp_path, limits, every, 1200, lambda _: 1.5, 1600, cached=lambda t: 0.93 if t < 500 else left)
     (lost,) = (each for each in report.present if each.diagnosis.primary)
     assert lost.diagnosis.incident.id == LOST
     assert lost.proposals[0].text.startswith("Undo the last change")

@@ -1,10 +1,12 @@
 """Answers that are errors: HTTP 5xx are an incident of the server, a sudden wave of 4xx is a warning."""
 
+import random
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import rewriting
 from support.sampling import sampled
@@ -62,6 +64,22 @@ def test_a_dead_engine_is_ruled_out_only_where_its_death_would_be_seen(
     (finding,) = (each for each in report.present if each.diagnosis.incident.id == FAILING)
     sides = [{each.name for each in side} for side in (finding.diagnosis.refuted, finding.diagnosis.open)]
     assert ["engine_dead" in side for side in sides] == [shown, not shown]
+
+
+@sampled("every", [15, 30])
+def test_failures_that_chance_spreads_over_few_answers_are_dated_by_the_first(tmp_path: Path, every: float) -> None:
+    """One answer in seven fails at 0.3 a second: most scrapes between two failures show none."""
+    draw, served, failed, pages, first = random.Random(3), 5000, 0, [], 0.0
+    *_, (_, host, page) = rewriting.scrapes("healthy")
+    text = re.sub(r"(http_requests|process_start)[^\n]*\n", "", page)
+    for at in np.arange(0, 3600, every):
+        for _ in range(round(0.3 * every)):
+            fails = at >= 1200 and draw.random() < 0.15
+            served, failed, first = served + (not fails), failed + fails, first or at * fails
+        pages.append((1.7e9 + at, host, text + answers("2xx", served) + (answers("5xx", failed) if failed else "")))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    (finding,) = (each for each in report.present if each.diagnosis.incident.id == FAILING)
+    assert abs((finding.diagnosis.since or 0) - 1.7e9 - first) <= 30
 
 
 @sampled("every", [15, 60])

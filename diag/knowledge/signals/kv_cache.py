@@ -51,6 +51,8 @@ LARGEST_KERNEL_BLOCK = 256
 """Tokens of the largest KV block that an attention backend asks for; a hybrid model's is larger (528, 1,056, 3,584)."""
 FINE = 64
 """Tokens to which vLLM's documentation lowers --prefix-match-unit for a start."""
+MOST_HITS = 0.5
+"""Share of prompt tokens by which the hit rate falls, so that the prompts, their clients or their routing have changed."""
 FLAT = 0.95
 """Share of the sequence cap from which on the number of running requests is a flat line at it."""
 
