@@ -265,7 +265,11 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
             after = episodes[-1][1] if episodes else None
             episodes = (*episodes, (_began(diagnosis, (since, until), after, queries), until))
         since = episodes[0][0] if diagnosis.state == "present" else None  # the episodes of an absent one are notes
-        result[place] = diagnosis._replace(since=since, episodes=episodes)
+        live = queries.live(diagnosis.incident.live_window).seconds
+        first = queries.source.first / 1000 + live  # where long windows begin to show it, live ones have shown it
+        is_closer = since is None and episodes and queries.window(diagnosis.incident).seconds > live
+        watched = diagnosis.instants[0] - first if is_closer else diagnosis.watched
+        result[place] = diagnosis._replace(since=since, episodes=episodes, watched=watched)
         if diagnosis.state == "present":
             result[place] = _ended(result[place], queries)
     # what only the page of an engine shows, and is no consequence of its death, ended with it

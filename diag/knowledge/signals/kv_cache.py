@@ -52,7 +52,7 @@ LARGEST_KERNEL_BLOCK = 256
 FINE = 64
 """Tokens to which vLLM's documentation lowers --prefix-match-unit for a start."""
 MOST_HITS = 0.5
-"""Share of prompt tokens by which the hit rate falls, so that the prompts, their clients or their routing have changed."""
+"""Share of prompt tokens by which the hit rate falls where the prompts, their clients or their routing have changed."""
 FLAT = 0.95
 """Share of the sequence cap from which on the number of running requests is a flat line at it."""
 
