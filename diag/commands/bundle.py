@@ -147,13 +147,13 @@ def _copy(source: Path, folder: Path) -> None:
         for name in logs.PAGES:
             if (place / name).is_file():
                 shutil.copyfile(place / name, folder / name)
-        about = ""
+        about = []
         for line in reader.read_about(place)[0].removesuffix("\n").split("\n"):
             if command := _COMMAND.fullmatch(line):
-                about += f"{command[1]} = {json.dumps(shown(json.loads(command[2])), ensure_ascii=False)}\n"
+                about.append(f"{command[1]} = {json.dumps(shown(json.loads(command[2])), ensure_ascii=False)}\n")
             else:  # a line with a secret is empty
-                about += f"{line if hidden(line) == line else ''}\n"
-        _write(about, folder / reader.ABOUT)
+                about.append(f"{line if hidden(line) == line else ''}\n")
+        _write("".join(about), folder / reader.ABOUT)
         if (place / HOST).is_file():
             _write_json(_read_host(place / HOST), folder / HOST)
         for name in (reader.LOG, *_about_pods(place)):

@@ -167,8 +167,9 @@ def _id(name: str) -> str:
 def _condition(signal: Signal, op: Comparison, limit: float | str, why: Source) -> Condition:
     """Return the condition, with its threshold in the place of `{threshold}` in the rationale."""
     condition = Condition(signal, op, limit, why)
-    says = why.says.replace("{threshold}", condition.limit_with_unit)
-    return condition._replace(why=why._replace(says=says))
+    if "{threshold}" not in why.says:
+        return condition
+    return condition._replace(why=why._replace(says=why.says.replace("{threshold}", condition.limit_with_unit)))
 
 
 class LookAlike(NamedTuple):

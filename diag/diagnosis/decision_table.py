@@ -72,29 +72,25 @@ class Evidence:
     def of(self, condition: Condition) -> Evaluated:
         """Return the values of a condition and where it held."""
         if condition not in self._measured:
-            rows, nothing = self.ask(condition.signal), np.broadcast_to(np.nan, len(self.instants))
+            rows, nothing = self.ask(condition.signal), np.full(len(self.instants), np.nan)
             of_each = [rows.get(subject, nothing) for subject in self.subjects]
             values = of_each[0][None] if len(of_each) == 1 else np.array(of_each, np.float64)  # one is not copied
             values = values.reshape(len(self.subjects), len(self.instants))
             held = holds(values, condition.op, self.limit(condition))
-            if condition.signal.hindsight:
-                held = self._in_hindsight(held)
+            if condition.signal.hindsight:  # as it is known two minutes later: refuted, or unknown while pages came
+                soon, page = (
+                    np.searchsorted(self.instants, self.instants + HINDSIGHT, side="right"),
+                    self.ask(PAGE_SEEN),
+                )
+                goes_on = np.array([np.isfinite(page.get(subject, nothing)) for subject in self.subjects], bool)
+                doubts, refutals = (
+                    np.cumsum(np.pad(marks, ((0, 0), (1, 0))), axis=1)
+                    for marks in ((held == -1) & goes_on.reshape(held.shape), held == 0)
+                )
+                held = np.where(doubts[:, soon] > doubts[:, :-1], -1, held)
+                held = np.where(refutals[:, soon] > refutals[:, :-1], 0, held).astype(np.int8)
             self._measured[condition] = Evaluated(values, held)
         return self._measured[condition]
-
-    def _in_hindsight(self, held: Trits) -> Trits:
-        """Return a condition as it is known two minutes later: refuted, or unknown while the page went on."""
-        soon = np.searchsorted(self.instants, self.instants + HINDSIGHT, side="right")
-        page, nothing = self.ask(PAGE_SEEN), np.full(len(self.instants), np.nan)
-        goes_on = np.array([np.isfinite(page.get(subject, nothing)) for subject in self.subjects], bool)
-
-        def follows(shown: Bools) -> Bools:
-            count = np.cumsum(np.pad(shown, ((0, 0), (1, 0))), axis=1)
-            later: Bools = count[:, soon] > count[:, :-1]
-            return later
-
-        known = np.where(follows((held == -1) & goes_on.reshape(held.shape)), -1, held)
-        return np.where(follows(held == 0), 0, known).astype(np.int8)
 
 
 def holds(values: Floats, op: Comparison, limit: float) -> Trits:

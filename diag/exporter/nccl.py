@@ -124,16 +124,15 @@ def _read_json(text: str) -> NcclStatus:
                 if _COLLECTIVE.fullmatch(kind):
                     counts.setdefault(kind, {})[who] = _whole(count, "collective_counts")
             answered.add((who.host, who.pid))
-        if comparable and all(map(_is_running, ranks)):
+        states = (_dict(rank, "status") for rank in ranks)
+        running = (  # while a rank joins or leaves its communicator, the counts of the others differ
+            state.get("init_state") == 0
+            and all(state.get(flag) is False for flag in ("finalize_called", "destroy_flag", "abort_flag"))
+            for state in states
+        )
+        if comparable and all(running):
             launches += [_Launches(kind, named, Counter(named.values())) for kind, named in counts.items()]
     return NcclStatus(len(answered), tuple(_behind(launches)), missing)
-
-
-def _is_running(rank: object) -> bool:
-    """Return False while a rank joins or leaves its communicator: the counts of the others differ meanwhile."""
-    status = _dict(rank, "status")
-    leaves = any(status.get(flag) is not False for flag in ("finalize_called", "destroy_flag", "abort_flag"))
-    return status.get("init_state") == 0 and not leaves
 
 
 def _rank(communicator: str, rank: object) -> NcclRank:

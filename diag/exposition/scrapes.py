@@ -161,7 +161,17 @@ class Parser:
             row = heads.get(head, -1 if head in self._crowded else None)
             try:
                 if row is None or b"_" in text:  # Python reads 1_000 as a number, Prometheus does not
-                    row, value = self._new_sample(line, faults)
+                    if len(line) > LONGEST_LINE:
+                        raise ValueError
+                    name, labels, number_text, timestamp, exemplar = sample(line)
+                    value = float(number_text)
+                    named = {"__name__": name} | labels
+                    row = self._row({label: content for label, content in named.items() if content})  # "" is no label
+                    if timestamp:
+                        faults.setdefault("timestamp", name)
+                    is_plain = not timestamp and not exemplar and text == number_text.encode()
+                    if row >= 0 and is_plain and len(heads) < 2 * MOST_SERIES:
+                        heads[head] = row
                 else:
                     value = float(text)
             except ValueError:
@@ -180,22 +190,6 @@ class Parser:
         whole = not faults.keys() - {"crowded"} and len(set(rows)) == len(rows)
         self._before = _Read(lines, places, rows, values) if whole else None
         return rows, values, faults
-
-    def _new_sample(self, line: bytes, faults: Faults) -> tuple[int, float]:
-        """Return the row (-1: one too many) and the value of a line that is new; ValueError if it is no sample."""
-        if len(line) > LONGEST_LINE:
-            raise ValueError
-        name, labels, text, timestamp, exemplar = sample(line)
-        value = float(text)
-
-        named = {"__name__": name} | labels
-        row = self._row({label: content for label, content in named.items() if content})  # "" is no label
-        if timestamp:
-            faults.setdefault("timestamp", name)
-        head, _, tail = line.rpartition(b" ")
-        if row >= 0 and not timestamp and not exemplar and tail == text.encode() and len(self._heads) < 2 * MOST_SERIES:
-            self._heads[head] = row
-        return row, value
 
     def _row(self, series: dict[str, str]) -> int:
         """Return the row of a series, -1 for one too many."""

@@ -188,7 +188,23 @@ def recomputes(step: Step) -> bool:
 def candidates(steps: Sequence[Step], at: Step, limits: Limits, running: Mapping[str, Running]) -> Iterator[BoundBy]:
     """Judge all candidates at a step that has samples; `running` is what runs on each instance."""
     assert at.queries is not None
-    yield _judge_client(at, limits)
+    offered = at.offer.concurrency
+    if offered and at.in_flight is not None:
+        # it binds if fewer requests are in flight than it was to keep there and none waits
+        cores, slow = at.client.cores if at.client else None, client_is_slow(at, limits)
+        used = f"; it used {number(cores)} CPU cores" if cores is not None else ""
+        sentence = f"{number(at.in_flight)} of {offered} offered requests are in flight on average{used}"
+        yield BoundBy(
+            "client",
+            "client",
+            "binds" if slow else "ruled out",
+            "the load generator sends requests and reads answers more slowly than the server serves them",
+            (sentence, *(("no request waits in the server",) if slow else ())),
+            None,
+            (_advice(CLIENT_FIX),) if slow else (),
+        )
+    else:
+        yield BoundBy("client", "client", "cannot tell", "", ("the load was not offered by diag",))
     yield _judge_compute(steps, at.queries)
     for binder in BINDERS:
         diagnoses = diagnose([binder.incident], at.queries)
@@ -230,25 +246,6 @@ def _state(diagnosis: Diagnosis) -> State:
     if any(reading.holds is False for reading in diagnosis.symptoms):
         return "ruled out"
     return "binds" if all(reading.holds for reading in diagnosis.symptoms) else "cannot tell"
-
-
-def _judge_client(at: Step, limits: Limits) -> BoundBy:
-    """Judge the load generator: it binds if fewer requests are in flight than it was to keep there and none waits."""
-    offered, cores = at.offer.concurrency, at.client.cores if at.client else None
-    used = f"; it used {number(cores)} CPU cores" if cores is not None else ""
-    if not offered or at.in_flight is None:
-        return BoundBy("client", "client", "cannot tell", "", ("the load was not offered by diag",))
-    sentence = f"{number(at.in_flight)} of {offered} offered requests are in flight on average{used}"
-    slow = client_is_slow(at, limits)
-    return BoundBy(
-        "client",
-        "client",
-        "binds" if slow else "ruled out",
-        "the load generator sends requests and reads answers more slowly than the server serves them",
-        (sentence, *(("no request waits in the server",) if slow else ())),
-        None,
-        (_advice(CLIENT_FIX),) if slow else (),
-    )
 
 
 def _judge_compute(steps: Sequence[Step], queries: QueryCache) -> BoundBy:

@@ -5,6 +5,7 @@ milliseconds except guidellm's request latency, which is in seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -202,7 +203,13 @@ def _aiperf(document: Mapping[str, Any]) -> Found:
     measured = [phase for phase in phases if isinstance(phase, dict)] if isinstance(phases, list) else []
     load = measured[-1] if measured else _within(document, "input_config", "loadgen")
     offer = _offer(_optional(load, "concurrency"), _optional(load, "rate") or _optional(load, "request_rate"))
-    start, end = (_unix(document.get(name)) for name in ("start_time", "end_time"))
+    times = []
+    for name in ("start_time", "end_time"):  # UTC if it has no zone, as AIPerf writes it; 0 for any other text
+        moment = None
+        with suppress(ValueError):
+            moment = datetime.fromisoformat(str(document.get(name)))
+        times.append((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() if moment else 0.0)
+    start, end = times
     completed = _average(document, "request_count")
     seconds = _average(document, "benchmark_duration", end - start)
     return offer, ClientResult(
@@ -228,15 +235,6 @@ def _aiperf_latency(document: Mapping[str, Any], name: str) -> Latency:
 def _average(document: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
     average = _optional(_within(document, name), "avg")
     return _needed(average, otherwise, f"a result of AIPerf lacks {name}: expected schema 1.3 or 1.4")
-
-
-def _unix(text: object) -> float:
-    """Return a time in unix seconds; UTC if it has no zone, as AIPerf writes it; 0 for any other text."""
-    try:
-        moment = datetime.fromisoformat(str(text))
-    except ValueError:
-        return 0.0
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 # -- numbers of any document -------------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ def _failures(whole: QueryCache, client: ClientResult | None, aborted: Floats) -
     `aborted` are the requests whose client hung up so far, from the last steady scrape on: a generator may cut those
     that are in flight at its end, and counts them as failed.
     """
-    errors = [value(whole, promql) for promql in ("$failed_over_http", "$refused_total")]
+    errors = [value(whole, promql) for promql in ("$failed_http", "$refused_total")]
     if any(count is not None for count in errors):
         failed = sum(filter(None, errors))
         return Failures(failed, failed + (value(whole, "$served_answers") or 0.0), "server")

@@ -96,7 +96,8 @@ class Document:
                 elif derive := self._derived.get(type(item).__name__, {}).get(step):
                     item = derive(item)
                 elif item is not None:
-                    item = item.get(step) if isinstance(item, Mapping) else getattr(item, step)
+                    is_record = isinstance(item, tuple) or not isinstance(item, Mapping)
+                    item = getattr(item, step) if is_record else item.get(step)
             return make(item)
 
         return draw

@@ -55,7 +55,16 @@ def headline(ramps: RampComparison) -> str:
 
 def sections(ramps: RampComparison) -> Iterator[ReportPart]:
     """Return the parts of a comparison in their order."""
-    rows = [[figure.name, _values(figure), _change(figure), _remark(figure)] for figure in ramps.rates]
+    rows = []
+    for figure in ramps.rates:
+        remark: str = figure.verdict
+        if figure.why or figure.before is None:
+            remark = figure.why or "no load was inside the SLO before"
+        elif figure.verdict == "not comparable":
+            remark = "not comparable: no limit was reached, or only that of the client"
+        elif figure.verdict == "no change" and figure.scatter is not None:
+            remark = f"no change: two runs may differ by {quantity(max(figure.scatter, 0.0), 'share')}"
+        rows.append([figure.name, _values(figure), _change(figure), remark])
     yield ReportPart("Rates", head=("", "before -> after", "", ""), rows=rows)
     by_rate: dict[float, dict[str, str]] = {}
     remarks = {"worse": "WORSE", "better": "better", "not comparable": "(cannot tell)"}
@@ -109,16 +118,6 @@ def _values(figure: ComparedFigure) -> str:
 
 def _change(figure: ComparedFigure) -> str:
     return "" if figure.change is None else f"{'+' if figure.change >= 0 else ''}{100 * figure.change:.0f} %"
-
-
-def _remark(figure: ComparedFigure) -> str:
-    if figure.why or figure.before is None:
-        return figure.why or "no load was inside the SLO before"
-    if figure.verdict == "not comparable":
-        return "not comparable: no limit was reached, or only that of the client"
-    if figure.verdict == "no change" and figure.scatter is not None:
-        return f"no change: two runs may differ by {quantity(max(figure.scatter, 0.0), 'share')}"
-    return figure.verdict
 
 
 def _when(ramp: RampResult) -> str:

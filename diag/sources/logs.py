@@ -6,6 +6,7 @@ A log is sampled as its times go by, so that what it shows has a start and an en
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
@@ -66,7 +67,14 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
         if other := program_of_log(line.text[:LONGEST_NEARBY] for line in lines[:MOST_UNTIMED]):
             others.append(f"{printable(text.name)} is a log of {other}, not of vLLM: {ONLY_JUDGES}")
             continue
-        written = _year_end(lines, text.written)
+        # when it was written, or half a year after the day whose year a library's line tells
+        tail = [line.text[:LONGEST_NEARBY] for line in lines[-MOST_UNTIMED:]]
+        days = {vllm[1] for vllm in map(MARKS.yearless.match, tail) if vllm}
+        dated = next((day for day in map(MARKS.dated.match, reversed(tail)) if day and day["day"] in days), None)
+        written, told = text.written, None
+        with suppress(ValueError):
+            told = datetime.fromisoformat(f"{dated['year']}-{dated['day']}") if dated else None
+        written = min(written, (told + HALF_A_YEAR).timestamp()) if told else written
         its_zone, remark = fitting_zone(lines, zone, written)
         log, target = ServerLog(its_zone, text.path), Target(text.name)
         _play(log, lines, its_zone, written, target)
@@ -95,18 +103,6 @@ def read(targets: Sequence[str], zone: tzinfo | None, launch: str, version: str)
     if aside and not observations:
         raise (BadRecording if empty else Unreachable)("; ".join(aside))
     return [replace(seen, notes=(*seen.notes, *(() if at else aside))) for at, seen in enumerate(observations)]
-
-
-def _year_end(lines: Sequence[Line], written: float) -> float:
-    """Return the moment at which a log was written, or half a year after the day whose year a library's line tells."""
-    ends = [line.text[:LONGEST_NEARBY] for line in lines[-MOST_UNTIMED:]]
-    days = {vllm[1] for vllm in map(MARKS.yearless.match, ends) if vllm}
-    dated = next((day for day in map(MARKS.dated.match, reversed(ends)) if day and day["day"] in days), None)
-    try:
-        day = datetime.fromisoformat(f"{dated['year']}-{dated['day']}") if dated else None
-    except ValueError:
-        return written
-    return min(written, (day + HALF_A_YEAR).timestamp()) if day else written
 
 
 def _times(parser: LineParser, text: str, written: float) -> Iterator[float]:

@@ -191,7 +191,17 @@ def differences(before: Load, after: Load, *, limited: bool = False) -> Iterator
         yield "; ".join(filter(None, (mostly_idle("BEFORE", before), mostly_idle("AFTER", after), amount)))
     faster = direction(SAME_LOAD, after.residence, before.residence)
     for name, old, new in (("prompt", before.prompts, after.prompts), ("output", before.outputs, after.outputs)):
-        if not _same_lengths(old, new) and not _explained_by_pace(faster, old, new, (before.seconds, after.seconds)):
+        if _same_lengths(old, new):
+            continue
+        # the server's pace explains how requests of every length moved if none is rarer on a faster one
+        counts, seconds = (dict(old.counts), dict(new.counts)), (before.seconds, after.seconds)
+        pairs = [(counts[0].get(edge, 0.0), counts[1].get(edge, 0.0)) for edge in counts[0].keys() | counts[1].keys()]
+        is_rarer = any(
+            not _by_chance(CHANCE_OF_MANY, pair, seconds)
+            and direction(SAME_LOAD, pair[0] / seconds[0], pair[1] / seconds[1]) == -faster
+            for pair in pairs
+        )
+        if not faster or not pairs or is_rarer:
             means = [_shown(part.mean) + (f" (± {number(part.error)})" if part.error else "") for part in (old, new)]
             yield f"{name} lengths differ: mean {means[0]} -> {means[1]} tokens"
 
@@ -255,18 +265,6 @@ def _same_lengths(old: Lengths, new: Lengths) -> bool:
         return True
     same_longest = old.longest is not None and old.longest == new.longest
     return same_longest and bool(old.per_second) and not direction(SAME_LOAD, old.per_second, new.per_second)
-
-
-def _explained_by_pace(faster: int, old: Lengths, new: Lengths, seconds: tuple[float, float]) -> bool:
-    """Return True if the server's pace explains how requests of every length moved: none is rarer if it is faster."""
-    before, after = dict(old.counts), dict(new.counts)
-    edges = before.keys() | after.keys()
-    for edge in edges:
-        counts = before.get(edge, 0.0), after.get(edge, 0.0)
-        is_clear = not _by_chance(CHANCE_OF_MANY, counts, seconds)
-        if is_clear and direction(SAME_LOAD, counts[0] / seconds[0], counts[1] / seconds[1]) == -faster:
-            return False
-    return bool(faster and edges)
 
 
 def _shown(value: float | None) -> str:

@@ -319,11 +319,11 @@ def test_a_process_that_the_start_did_not_show_is_hearsay() -> None:
 
 
 def test_claimed_lines_whose_numbers_add_up_are_no_measured_zero() -> None:
-    step = "(Worker_EP9 pid=4711) INFO 11-21 19:51:00 [eplb_state.py:9] EPLB step: 1 for model m: avg_tokens=8, max_tokens=9"
+    step = "(Worker_EP9 pid=4711) INFO 11-21 19:51:00 [eplb_state.py:9] EPLB step: 1 for model m: avg_tokens=8"
     state = serving(NEW)
     counted = ("diag_vllm_log_events_total", ("eplb_balance",), 0)
     assert counted in state.samples(NOW)
-    feed(state, step + ", balancedness=0.5000, steps until the next: 2")
+    feed(state, step + ", max_tokens=9, balancedness=0.5000, steps until the next: 2")
     assert counted not in state.samples(NOW)
 
 

@@ -190,6 +190,20 @@ def test_a_rank_that_stands_still_is_named_by_its_process(tmp_path: Path) -> Non
     assert late.since is not None and late.since - report.observed.start > 85
 
 
+@pytest.mark.parametrize(("gap", "cause"), [(0, "tp_communication_stall"), (1800, None)])
+def test_a_death_soon_after_a_stall_of_the_ranks_is_its_consequence(
+    tmp_path: Path, gap: float, cause: str | None
+) -> None:
+    """The engine gives up waiting for the rank, and dies; a death half an hour after the stall is another one."""
+    scrapes = list(rewriting.scrapes(FROZEN))
+    start, host, _ = scrapes[0]
+    beside = (TWO, workers(1.0, 0.0, stopped=[1]))
+    pages = [(t, host, page + scenarios.text(t - start, page, beside)) for t, _, page in scrapes if t - start <= 70]
+    pages += [(start + gap + t, host, "diag_vllm_up 0\n") for t in range(72, 170, 2)]
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path, pages))]))
+    assert found(report, "engine_dead").diagnosis.explained_by == cause
+
+
 def test_a_rank_that_stands_still_is_named_by_its_gpu(tmp_path: Path) -> None:
     report = judge(tmp_path, FROZEN, TWO, gpu(0, **SPINS), gpu(1, **STANDS))
     assert found(report, "tp_communication_stall").diagnosis.culprits == ("GPU 1 (rank 1)",)

@@ -401,28 +401,25 @@ class DiagServer(MCPServer[Any]):
         except TimeoutError:
             sentence = f"{name} did not end within {self._deadline:g} s, and was given up"
         except Exception as error:  # noqa: BLE001  a defect must not end the server, nor show values
-            sentence = self._refusal(name, error)
+            cause = error.__cause__
+            if isinstance(cause, NotAllowed):
+                sentence = str(cause)
+            elif isinstance(cause, DiagError):  # the message may quote a server
+                sentence = quote(without(str(cause), self._hidden))
+            elif isinstance(error, UnexpectedToolError) or not isinstance(error, ToolError):
+                defect = cause if isinstance(cause, Exception) and not isinstance(cause, ValidationError) else error
+                print(f"diag: {internal_error(defect)}", file=sys.stderr)
+                sentence = f"{name} failed by a defect of diag; the standard error of diag mcp says where"
+            elif isinstance(cause, ValidationError):
+                first = cause.errors(include_url=False, include_input=False)[0]
+                place = ".".join(map(str, first["loc"]))  # of an argument that there is not, the name is the agent's
+                place = quote_name(place[:40]) if first["type"] == "extra_forbidden" else place
+                sentence = f"{name}: {place}: {first['msg'][:LONGEST_MESSAGE]}"
+            else:
+                sentence = f"there is no tool {quote_name(name)}: the tools are {', '.join(TITLES)}"
         finally:
             call.cancel()
         return CallToolResult(content=[TextContent(type="text", text=sentence)], is_error=True)
-
-    def _refusal(self, name: str, error: Exception) -> str:
-        """Return the sentence about a call that failed."""
-        cause = error.__cause__
-        if isinstance(cause, NotAllowed):
-            return str(cause)
-        if isinstance(cause, DiagError):  # the message may quote a server
-            return quote(without(str(cause), self._hidden))
-        if isinstance(error, UnexpectedToolError) or not isinstance(error, ToolError):
-            defect = cause if isinstance(cause, Exception) and not isinstance(cause, ValidationError) else error
-            print(f"diag: {internal_error(defect)}", file=sys.stderr)
-            return f"{name} failed by a defect of diag; the standard error of diag mcp says where"
-        if isinstance(cause, ValidationError):
-            first = cause.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"]))  # of an argument that there is not, the name is the agent's
-            place = quote_name(place[:40]) if first["type"] == "extra_forbidden" else place
-            return f"{name}: {place}: {first['msg'][:LONGEST_MESSAGE]}"
-        return f"there is no tool {quote_name(name)}: the tools are {', '.join(TITLES)}"
 
 
 def serve(targets: AllowedTargets, deadline: float) -> None:

@@ -76,7 +76,23 @@ class AmdGpu(ListedGpu[AmdDevice]):
 
     def _read_each_time(self, device: AmdDevice, now: float) -> list[Sample]:
         metrics = device.metrics()
-        values = {**self._now(device, metrics), **self._throttling(metrics, now)}
+        values = self._now(device, metrics)
+        # what holds the clocks down: the bits of older GPUs, the time of MI300 and later
+        bits = metrics["indep_throttle_status"]
+        if bits is not None:
+            for reason, places in THROTTLED.items():
+                values["diag_gpu_throttle_active", (reason,)] = float(any(bits >> place & 1 for place in places))
+        names = ("accumulation_counter", *(name for counters in RESIDENCY.values() for name in counters))
+        steps = {name: value for name in names if (value := metrics[name]) is not None}
+        passed = steps.get("accumulation_counter", 0) - self._steps.get("accumulation_counter", 0)
+        for reason, counters in RESIDENCY.items():
+            grown = [steps[name] - self._steps[name] for name in counters if name in steps and name in self._steps]
+            if grown and passed > 0 and min(grown) >= 0:  # the counters begin anew with the driver
+                self._throttled[reason] += min(max(grown) / passed, 1.0) * (now - self._stepped_at)
+            if passed and any(name in steps for name in counters):
+                values["diag_gpu_throttle_seconds_total", (reason,)] = self._throttled[reason]
+        if "accumulation_counter" in steps:
+            self._steps, self._stepped_at = steps, now
         if device.fell_silent():
             raise GpuLost
         if self.has_memory:  # from here on, the kernel answers for a GPU that is gone, too
@@ -128,26 +144,6 @@ class AmdGpu(ListedGpu[AmdDevice]):
         for way, counter in (("tx", "xgmi_write_data_acc"), ("rx", "xgmi_read_data_acc")):
             kilobytes = metrics.all(counter)
             values["diag_gpu_nvlink_bytes_total", (way,)] = float(sum(kilobytes) * E3) if kilobytes else None
-        return values
-
-    def _throttling(self, metrics: Metrics, now: float) -> Values:
-        """Return what holds the clocks down: the bits of older GPUs, the time of MI300 and later."""
-        values: Values = {}
-        bits = metrics["indep_throttle_status"]
-        if bits is not None:
-            for reason, places in THROTTLED.items():
-                values["diag_gpu_throttle_active", (reason,)] = float(any(bits >> place & 1 for place in places))
-        names = ("accumulation_counter", *(name for counters in RESIDENCY.values() for name in counters))
-        steps = {name: value for name in names if (value := metrics[name]) is not None}
-        passed = steps.get("accumulation_counter", 0) - self._steps.get("accumulation_counter", 0)
-        for reason, counters in RESIDENCY.items():
-            grown = [steps[name] - self._steps[name] for name in counters if name in steps and name in self._steps]
-            if grown and passed > 0 and min(grown) >= 0:  # the counters begin anew with the driver
-                self._throttled[reason] += min(max(grown) / passed, 1.0) * (now - self._stepped_at)
-            if passed and any(name in steps for name in counters):
-                values["diag_gpu_throttle_seconds_total", (reason,)] = self._throttled[reason]
-        if "accumulation_counter" in steps:
-            self._steps, self._stepped_at = steps, now
         return values
 
     def _read_seldom(self, device: AmdDevice) -> list[Sample]:
@@ -206,8 +202,31 @@ class AmdDriver:
         return max(len(amdsmi.devices()), len(self._gpus))
 
     def gpus(self) -> Sequence[AmdGpu]:
-        devices = amdsmi.devices()
-        gpus = [_identified(index, device, self._gpus) for index, device in enumerate(devices)]
+        gpus = list[AmdGpu]()
+        for index, device in enumerate(amdsmi.devices()):
+            bdf = str(device.ask("amdsmi_get_gpu_device_bdf") or "")
+            here = next((gpu.uuid for gpu in self._gpus.values() if gpu.index == index), "")
+            uuid = str(device.ask("amdsmi_get_gpu_device_uuid") or bdf or here)
+            if uuid in self._gpus:
+                self._gpus[uuid].device, self._gpus[uuid].index = device, index
+                gpus.append(self._gpus[uuid])
+                continue
+            asic = device.ask("amdsmi_get_gpu_asic_info") or {}
+            board = device.ask("amdsmi_get_gpu_board_info") or {}
+            driver = device.ask("amdsmi_get_gpu_driver_info") or {}
+            runtime = device.ask("amdsmi_get_gpu_enumeration_info") or {}
+            number_of_hip = number(runtime.get("hip_id"))
+            serial = str(asic.get("asic_serial", "")).lower().removeprefix("0x")
+            hip = index if number_of_hip is None else int(number_of_hip)
+            names: Iterable[object] = (hip, uuid, runtime.get("hip_uuid"), f"GPU-{serial}" if serial else "")
+            # both may be "N/A", or a number in hexadecimal where the driver does not know the product
+            products = (asic.get("market_name"), board.get("product_name"))
+            product = next((name for name in products if name and not name.startswith(("N/A", "0x"))), "")
+            version = str(driver.get("driver_version", "")).replace("N/A", "")
+            about = (str(product), bdf, version, "")
+            has_memory = asic.get("target_graphics_version") not in SHARE_THE_HOST_MEMORY
+            known_as = frozenset(str(name).lower() for name in names if name not in ("", None))
+            gpus.append(AmdGpu(index, device, uuid, about, has_memory=has_memory, names=known_as))
         present = {gpu.uuid for gpu in gpus}
         for gpu in self._gpus.values():
             if gpu.uuid not in present:
@@ -260,29 +279,3 @@ def _generation(device: AmdDevice, *keys: str) -> float | None:
 def _temperature(device: AmdDevice, sensor: str, metric: str) -> float | None:
     args = [("AmdSmiTemperatureType", sensor), ("AmdSmiTemperatureMetric", metric)]
     return device.number("amdsmi_get_temp_metric", args=args)
-
-
-def _identified(index: int, device: AmdDevice, known: Mapping[str, AmdGpu]) -> AmdGpu:
-    """Return the GPU at an index: a known one by UUID, or by index if it does not tell; else a new one."""
-    bdf = str(device.ask("amdsmi_get_gpu_device_bdf") or "")
-    here = next((gpu.uuid for gpu in known.values() if gpu.index == index), "")
-    uuid = str(device.ask("amdsmi_get_gpu_device_uuid") or bdf or here)
-    if uuid in known:
-        known[uuid].device, known[uuid].index = device, index
-        return known[uuid]
-    asic = device.ask("amdsmi_get_gpu_asic_info") or {}
-    board = device.ask("amdsmi_get_gpu_board_info") or {}
-    driver = device.ask("amdsmi_get_gpu_driver_info") or {}
-    runtime = device.ask("amdsmi_get_gpu_enumeration_info") or {}
-    number_of_hip = number(runtime.get("hip_id"))
-    serial = str(asic.get("asic_serial", "")).lower().removeprefix("0x")
-    hip = index if number_of_hip is None else int(number_of_hip)
-    names: Iterable[object] = (hip, uuid, runtime.get("hip_uuid"), f"GPU-{serial}" if serial else "")
-    # both may be "N/A", or a number in hexadecimal where the driver does not know the product
-    products = (asic.get("market_name"), board.get("product_name"))
-    product = next((name for name in products if name and not name.startswith(("N/A", "0x"))), "")
-    version = str(driver.get("driver_version", "")).replace("N/A", "")
-    about = (str(product), bdf, version, "")
-    has_memory = asic.get("target_graphics_version") not in SHARE_THE_HOST_MEMORY
-    known_as = frozenset(str(name).lower() for name in names if name not in ("", None))
-    return AmdGpu(index, device, uuid, about, has_memory=has_memory, names=known_as)

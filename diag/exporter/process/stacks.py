@@ -68,7 +68,11 @@ def take(owners: Mapping[int, "Owner"]) -> list[ProcessStack]:
 
     Of processes that py-spy does not read, the dumps count that vLLM's watchdog wrote, if its folder is known.
     """
-    folder = next(filter(None, map(_dump_folder, owners)), "")
+    folder = ""  # dump_dir of --watchdog-config
+    for pid in owners:
+        words = read_file(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
+        if not folder and any(word.startswith("--watchdog-config") for word in words):
+            folder = str(parse(shlex.join(words)).keys("--watchdog-config").get("dump_dir", ""))
     beside = Path(sys.executable).parent / "py-spy"  # the virtual environment of diag may not be activated
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     stacks = [_stack(pid, owner, program) for pid, owner in owners.items() if Path(f"/proc/{pid}").exists()]
@@ -80,14 +84,6 @@ def frames_of_dump(text: str) -> tuple[StackFrame, ...]:
     thread = re.split(r"^(?:Current thread|Thread) 0x\w+[^\n]*\n", text, flags=re.MULTILINE)[1:][-1:]
     calls = re.findall(r'^  File "([^"\n]+)", line (\d{1,7}) in (\S+)', "".join(thread), re.MULTILINE)
     return tuple(StackFrame(function, file, int(line)) for file, line, function in calls[:MOST_FRAMES])
-
-
-def _dump_folder(pid: int) -> str:
-    """Return the dump_dir of --watchdog-config in a process's command, "" if there is none."""
-    words = read_file(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
-    if not any(word.startswith("--watchdog-config") for word in words):
-        return ""
-    return str(parse(shlex.join(words)).keys("--watchdog-config").get("dump_dir", ""))
 
 
 def _of_watchdog(stack: ProcessStack, folder: str) -> ProcessStack:

@@ -135,11 +135,22 @@ def candidates(pod: Pod) -> Iterator[Candidate]:
         set_for_vllm = any(str(entry.get("name", "")).startswith("VLLM_") for entry in container.get("env") or [])
         possible = labelled or set_for_vllm or "vllm" in image or "vllm" in str(container.get("name", ""))
         if certain or (possible and not _OTHER.search(image)):
-            ports = _ports(pod, container)
+            # the ports of the command, then declared, probed and annotated ones, then the defaults
+            declared = [port for port in container.get("ports") or [] if port.get("protocol", "TCP") == "TCP"]
+            names = [str(port.get("name", "")) for port in declared]
+            ranks = [next((at for at, word in enumerate(_PAGES) if word in text), len(_PAGES)) for text in names]
+            in_order = [declared[place] for place in sorted(range(len(declared)), key=ranks.__getitem__)]
+            probed = [part(part(container, probe), "httpGet").get("port") for probe in PROBES]
+            annotated = str(part(part(pod, "metadata"), "annotations").get("prometheus.io/port", ""))
+            ports = [int(port) for port in _PORT.findall(_words(container))]
+            ports += [int(port.get("containerPort", 0)) for port in in_order]
+            ports += [port for port in probed if isinstance(port, int)]
+            ports += [int(annotated)] if re.fullmatch(r"[0-9]{1,5}", annotated) else []
+            valid = [port for port in dict.fromkeys([*ports, *DEFAULT_PORTS]) if 0 < port < 2**16]
             yield Candidate(
                 pod=name(pod),
                 container=str(container.get("name", "")),
-                ports=((EXPORTER_PORT,) if exporter and certain else ()) + ports,
+                ports=(*([EXPORTER_PORT] if exporter and certain else []), *valid[:MOST_PORTS]),
                 scheme="https" if _TLS.search(_words(container)) else "http",
                 certain=certain,
                 command=command(container),
@@ -165,24 +176,6 @@ def command(container: Mapping[str, Any]) -> str:
     if not container.get("command") and "vllm" in _image(container):
         words = ["vllm", *([] if words[:1] == ["serve"] else ["serve"]), *words]
     return shlex.join(words) if _SERVES.search(" ".join(words)) else ""
-
-
-def _ports(pod: Pod, container: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ports to try: of the command, then declared, probed and annotated ones, then the defaults."""
-
-    def rank(port: Mapping[str, Any]) -> int:
-        name = str(port.get("name", ""))
-        return next((rank for rank, word in enumerate(_PAGES) if word in name), len(_PAGES))
-
-    declared = [port for port in container.get("ports") or [] if port.get("protocol", "TCP") == "TCP"]
-    declared.sort(key=rank)
-    probed = [part(part(container, probe), "httpGet").get("port") for probe in PROBES]
-    annotated = str(part(part(pod, "metadata"), "annotations").get("prometheus.io/port", ""))
-    ports = [int(port) for port in _PORT.findall(_words(container))]
-    ports += [int(port.get("containerPort", 0)) for port in declared]
-    ports += [port for port in probed if isinstance(port, int)]
-    ports += [int(annotated)] if re.fullmatch(r"[0-9]{1,5}", annotated) else []
-    return tuple(port for port in dict.fromkeys([*ports, *DEFAULT_PORTS]) if 0 < port < 2**16)[:MOST_PORTS]
 
 
 def _words(container: Mapping[str, Any]) -> str:

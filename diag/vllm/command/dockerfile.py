@@ -303,31 +303,31 @@ def built(documents: Sequence[Any], file: Path) -> list[Any]:
     joined = list[Any]()
     for document in documents:
         services = inner(document, "services")
-        whole = {name: _built(node, file) for name, node in services.items() if isinstance(node, dict)}
-        whole = {name: _with_mounted(node, document, file) for name, node in whole.items()}
+        whole = dict[str, Mapping[Any, Any]]()
+        for key, service in services.items():
+            content, place = _of_build(service, file) if isinstance(service, dict) else ("", file)
+            node: dict[Any, Any] = service
+            if "vllm" in content:
+                build, own = service.get("build"), service.get("environment")
+                listing = listed(inner(build).get("args"))
+                arguments = inner(build, "args") or dict(str(pair).partition("=")[::2] for pair in listing)
+                passed = {str(name): default(str(value)) for name, value in arguments.items() if value is not None}
+                stage = last_stage(with_scripts(content, place), passed, str(inner(build).get("target") or ""))
+                pairs = [f"{name}={value}" for name, value in own.items()] if isinstance(own, dict) else listed(own)
+                names = {str(pair).partition("=")[0] for pair in pairs}
+                pairs = [*(f"{name}={value}" for name, value in stage.environment.items() if name not in names), *pairs]
+                is_told = bool({"entrypoint", "command"} & service.keys())
+                literal = () if is_told else stage.literal
+                node = {**service, "environment": pairs, BUILT: (content, stage.baked, literal)}
+                if stage.entrypoint is not None and "entrypoint" not in service:
+                    node["entrypoint"] = [*stage.entrypoint]
+                if stage.command and not is_told:
+                    node["command"] = [*stage.command]
+                node |= {"image": stage.image} if "vllm" in stage.image else {}
+            if isinstance(service, dict):
+                whole[key] = _with_mounted(node, document, file)
         joined.append({**document, "services": {**services, **whole}} if whole else document)
     return joined
-
-
-def _built(service: Mapping[str, Any], file: Path) -> Mapping[Any, Any]:
-    content, place = _of_build(service, file)
-    if "vllm" not in content:
-        return service
-    build = service.get("build")
-    arguments = inner(build, "args") or dict(str(pair).partition("=")[::2] for pair in listed(inner(build).get("args")))
-    given = {str(name): default(str(value)) for name, value in arguments.items() if value is not None}
-    stage = last_stage(with_scripts(content, place), given, str(inner(build).get("target") or ""))
-    own = service.get("environment")
-    pairs = [f"{name}={value}" for name, value in own.items()] if isinstance(own, dict) else listed(own)
-    names = {str(pair).partition("=")[0] for pair in pairs}
-    pairs = [*(f"{name}={value}" for name, value in stage.environment.items() if name not in names), *pairs]
-    literal = () if {"entrypoint", "command"} & service.keys() else stage.literal
-    node: dict[Any, Any] = {**service, "environment": pairs, BUILT: (content, stage.baked, literal)}
-    if stage.entrypoint is not None and "entrypoint" not in service:
-        node["entrypoint"] = [*stage.entrypoint]
-    if stage.command and not {"entrypoint", "command"} & service.keys():
-        node["command"] = [*stage.command]
-    return {**node, "image": stage.image} if "vllm" in stage.image else node
 
 
 def _of_build(service: Mapping[str, Any], file: Path) -> tuple[str, Path]:

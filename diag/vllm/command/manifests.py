@@ -647,40 +647,35 @@ def _operator(form: Mapping[str, Any], document: Mapping[str, Any], version: str
             continue
         _, environment = _variables({"env": part.get("env")})
         place = str(part.get("place") or (role if isinstance(role, str) else ""))
-        if "script" not in paths:
-            yield _server(form, part, environment, version)._replace(place=place)
+        if "script" in paths:
+            steps = part["script"] if isinstance(part["script"], list) else [part["script"]]
+            text = "\n".join(str(inner(step).get("command", step)) for step in steps)
+            nodes = asked if isinstance(asked := part.get("nodes"), int) else 1
+            box = accelerators(part.get("gpus"), form["kind_of"], nodes)
+            box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)
+            exports = [f"{form['sets']}{name}={shlex.quote(value)}" for name, value in environment.items() if value]
+            exports += [f"{form['counted']}={box.gpus}"] if box.gpus and "counted" in form else []
+            box = box._replace(build=str(part.get("image") or "").removeprefix("docker:"))
+            yield Writing(form["name"], "\n".join([*exports, text]), box, place=place)
             continue
-        steps = part["script"] if isinstance(part["script"], list) else [part["script"]]
-        text = "\n".join(str(inner(step).get("command", step)) for step in steps)
-        nodes = asked if isinstance(asked := part.get("nodes"), int) else 1
-        box = accelerators(part.get("gpus"), form["kind_of"], nodes)
-        box = box or Container(form["kind_of"], shared_memory=None, is_whole=False, nodes=nodes)
-        exports = [f"{form['sets']}{name}={shlex.quote(value)}" for name, value in environment.items() if value]
-        exports += [f"{form['counted']}={box.gpus}"] if box.gpus and "counted" in form else []
-        box = box._replace(build=str(part.get("image") or "").removeprefix("docker:"))
-        yield Writing(form["name"], "\n".join([*exports, text]), box, place=place)
-
-
-def _server(form: Mapping[str, Any], part: Mapping[str, Any], environment: Mapping[str, str], version: str) -> Writing:
-    """Return the server of an operator, whose keys are flags, and the GPUs that it gives."""
-    address, sizes = part["model"], {"tensor_parallel_size": part.get("tensor")}
-    model = _fetched(re.sub(r"[?#].*", "", str(address)), form["folder"]) if "folder" in form else str(address)
-    arguments: dict[str, Any] = {key: size for key, size in sizes.items() if isinstance(size, int) and size > 1}
-    left_out, renamed = re.compile(form.get("left_out", "-")), form.get("renamed", {})
-    for key, value in [*inner(part, "flags").items(), *inner(part, "more_flags").items()]:
-        name = renamed.get(key, key)
-        if not left_out.match(str(key)) and (flag(name) in known() or form.get("passes_all")):
-            arguments[name] = True if value == "" else None if value is False and key in renamed else value
-    named, words = _from_kserve(split(part.get("args")), {}, frozenset())  # its own --model= comes first
-    line = [*command_line({"model": named or model, **arguments}, version), *words]
-    box = Container(form["kind_of"], shared_memory=None, is_whole=False, is_pod=form["kind_of"] == "pod")
-    if isinstance(part.get("pod"), dict):
-        box = read_pod({}, part["pod"], (), is_whole=False)
-        box = box if part.get("pods") in (None, 1) else box._replace(gpus=None)
-    profile = re.fullmatch(r"(?:(?=.*gpu)(?:nvidia-gpu-)?(.*):)?(\d{1,4})", str(part.get("gpus") or ""))
-    if profile:
-        box = box._replace(gpus=int(profile[2]), product=profile[1] or "", gpus_by=form["by"])
-    return Writing(form["name"], serve(line, environment, part.get("image")), box)
+        address, size = str(part["model"]), part.get("tensor")
+        model = _fetched(re.sub(r"[?#].*", "", address), form["folder"]) if "folder" in form else address
+        arguments: dict[str, Any] = {"tensor_parallel_size": size} if isinstance(size, int) and size > 1 else {}
+        left_out, renamed = re.compile(form.get("left_out", "-")), form.get("renamed", {})
+        for key, value in [*inner(part, "flags").items(), *inner(part, "more_flags").items()]:
+            name = renamed.get(key, key)
+            if not left_out.match(str(key)) and (flag(name) in known() or form.get("passes_all")):
+                arguments[name] = True if value == "" else None if value is False and key in renamed else value
+        named, words = _from_kserve(split(part.get("args")), {}, frozenset())  # its own --model= comes first
+        line = [*command_line({"model": named or model, **arguments}, version), *words]
+        box = Container(form["kind_of"], shared_memory=None, is_whole=False, is_pod=form["kind_of"] == "pod")
+        if isinstance(pod := part.get("pod"), dict):
+            box = read_pod({}, pod, (), is_whole=False)
+            box = box if part.get("pods") in (None, 1) else box._replace(gpus=None)
+        profile = re.fullmatch(r"(?:(?=.*gpu)(?:nvidia-gpu-)?(.*):)?(\d{1,4})", str(part.get("gpus") or ""))
+        if profile:
+            box = box._replace(gpus=int(profile[2]), product=profile[1] or "", gpus_by=form["by"])
+        yield Writing(form["name"], serve(line, environment, part.get("image")), box, place=place)
 
 
 def _with_config(words: list[str], node: Mapping[str, Any], spec: Mapping[str, Any], reader: _Reader) -> list[str]:

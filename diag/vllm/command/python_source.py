@@ -241,16 +241,19 @@ class _Values:
     """The expressions of a source: those of its names, and of its dicts with what is set in them."""
 
     def __init__(self, nodes: list[ast.AST], version: str) -> None:
-        self._values, self._changed, self._left = dict[str, ast.expr](), set[str](), _MOST_NAMES
+        self._values, self._left = dict[str, ast.expr](), _MOST_NAMES
         self._version = version
         self._attributes, self._bound = dict[int, ast.expr](), dict[str, ast.expr]()
         self._options: dict[str, ast.expr] = {}
-        self._classes: dict[str, dict[str, ast.expr]] = {}
-        self._set = set[str]()
         self._after: dict[int, tuple[list[ast.stmt], ast.AST]] = {}
         self._is_certain = True
         scopes = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
         self._scopes = [node for node in nodes if isinstance(node, scopes)]
+        self._classes = {scope.name: class_values(scope) for scope in self._scopes if isinstance(scope, ast.ClassDef)}
+        held = [node for node in nodes if isinstance(node, ast.Subscript | ast.Attribute)]
+        held = [node for node in held if isinstance(node.value, ast.Name)]
+        self._set = {_names(node.value)[0] for node in held if not isinstance(node.ctx, ast.Load)}
+        self._changed = self._set | {_names(node.value)[0] for node in held if isinstance(node, ast.Attribute)}
         self._dicts = [node for node in nodes if isinstance(node, ast.Dict)]
         self._names_of = {  # a dict that is assigned to a name, and what is set in it
             id(node.value): node.targets[0].id
@@ -405,11 +408,6 @@ class _Values:
                     return {str(entry.arg): self._literal(entry.value, depth + 1) for entry in entries}
         return self._computed(node, depth)
 
-    def _read_objects(self, scopes: Sequence[ast.stmt], held: Sequence[ast.Subscript | ast.Attribute]) -> None:
-        """Learn what classes set for their objects, and which objects the source changes."""
-        self._classes = {scope.name: class_values(scope) for scope in scopes if isinstance(scope, ast.ClassDef)}
-        self._set = {_names(one.value)[0] for one in held if not isinstance(one.ctx, ast.Load)}
-
     def _made(self, holder: ast.expr) -> Mapping[str, ast.expr]:
         """Return the attributes of a class, or of an object that a call of it makes."""
         name = holder.id if isinstance(holder, ast.Name) else ""
@@ -527,10 +525,6 @@ class _Source(_Values):
         ]
         stored = Counter(node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load))
         stored.update(node.arg for node in nodes if isinstance(node, ast.arg))
-        held = [node for node in nodes if isinstance(node, ast.Subscript | ast.Attribute)]
-        held = [node for node in held if isinstance(node.value, ast.Name)]
-        self._read_objects(self._scopes, held)
-        self._changed = self._set | {_names(node.value)[0] for node in held if isinstance(node, ast.Attribute)}
         assigned: dict[str, list[ast.expr]] = {}
         for node in nodes:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not node.value:

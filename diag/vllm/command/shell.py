@@ -394,7 +394,26 @@ def _tokens(text: str) -> Iterator[tuple[str, int]]:
             at = piece.end()
         elif at < len(text):
             line, counted = line + text.count("\n", counted, at), at
-            word, at = _word(text, at)
+            start, parts, bare = at, list[str](), False  # a word, without its quotation marks
+            while (piece := _PIECE.match(text, at)) and piece.lastgroup not in ("gap", "operator"):
+                opened = piece["opening"]
+                at = _nested_end(text, at) if opened else piece.end()
+                inner = text[piece.start() : at]
+                bare = bare or piece[0] == "$" or bool(opened and opened != '"') or piece.lastgroup == "hole"
+                parts.append(
+                    f"${variable_name(piece['hole'])}"
+                    if piece.lastgroup == "hole"
+                    else _ESCAPED.sub(lambda piece: piece[1] or "", inner[1:-1])
+                    if opened == '"'
+                    else inner
+                    if opened
+                    else piece[piece.lastgroup or 0]
+                )
+            if at < len(text) and not piece:
+                raise BadUsage("the command has an unclosed quotation mark or parenthesis")
+            word = Bare("".join(parts)) if bare else "".join(parts)
+            if isinstance(word, Bare):
+                word.raw = text[start:at]
             yield word, line
 
 
@@ -402,31 +421,6 @@ def _end(text: str, character: str, start: int) -> int:
     """Return the place of the next such character, the end of the text if there is none."""
     place = text.find(character, start)
     return len(text) if place < 0 else place
-
-
-def _word(text: str, start: int) -> tuple[str, int]:
-    """Return the word that begins at `start`, without its quotation marks, and its end."""
-    at, parts, bare = start, list[str](), False
-    while (piece := _PIECE.match(text, at)) and piece.lastgroup not in ("gap", "operator"):
-        opened = piece["opening"]
-        at = _nested_end(text, at) if opened else piece.end()
-        inner = text[piece.start() : at]
-        bare = bare or piece[0] == "$" or bool(opened and opened != '"') or piece.lastgroup == "hole"
-        parts.append(
-            f"${variable_name(piece['hole'])}"
-            if piece.lastgroup == "hole"
-            else _ESCAPED.sub(lambda piece: piece[1] or "", inner[1:-1])
-            if opened == '"'
-            else inner
-            if opened
-            else piece[piece.lastgroup or 0]
-        )
-    if at < len(text) and not piece:
-        raise BadUsage("the command has an unclosed quotation mark or parenthesis")
-    word = Bare("".join(parts)) if bare else "".join(parts)
-    if isinstance(word, Bare):
-        word.raw = text[start:at]
-    return word, at
 
 
 def _nested_end(text: str, at: int) -> int:

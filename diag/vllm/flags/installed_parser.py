@@ -110,7 +110,23 @@ def merged(known: Known, described: Known) -> Known:
     parsers = sorted({*known["parsers"], version}, key=release)
     flags = {name: dict(flag) for name, flag in known["flags"].items()}
     for name, flag in described["flags"].items():
-        flags[name] = _merged_flag(flags.get(name), flag, version, known["parsers"])
+        old = flags.get(name) or {"versions": (version, version)}
+        first, last = old["versions"]
+        newest = {key: value for key, value in old.items() if key not in ("versions", "until")}
+        older = sorted(old.get("until", {}).items(), key=lambda entry: release(entry[0]))
+        forms = {
+            at: next((form for end, form in older if release(at) <= release(end)), newest)
+            for at in known["parsers"]
+            if release(first) <= release(at) <= release(last)
+        }
+        forms[version] = {key: value for key, value in flag.items() if value and (key, value) != ("value", "text")}
+        until, (latest, *before) = {}, sorted(forms, key=release, reverse=True)
+        later = forms[latest]
+        for at in before:
+            if forms[at] != later:
+                until[at] = later = forms[at]
+        ranges = [min(first, version, key=release), max(last, version, key=release)]
+        flags[name] = {"versions": ranges, **forms[latest], **({"until": until} if until else {})}
     return {
         "about": known["about"],
         "versions": releases,
@@ -118,28 +134,6 @@ def merged(known: Known, described: Known) -> Known:
         "environment": sorted(described["environment"]) if version == parsers[-1] else known["environment"],
         "flags": dict(sorted(flags.items())),
     }
-
-
-def _merged_flag(known: Known | None, described: Known, version: str, parsers: Sequence[str]) -> Known:
-    """Return a flag with its form in one release, beside its forms in other releases."""
-    known = known or {"versions": (version, version)}
-    first, last = known["versions"]
-    newest = {name: value for name, value in known.items() if name not in ("versions", "until")}
-    older = sorted(known.get("until", {}).items(), key=lambda entry: release(entry[0]))
-    forms = {
-        at: next((form for end, form in older if release(at) <= release(end)), newest)
-        for at in parsers
-        if release(first) <= release(at) <= release(last)
-    }
-    forms[version] = {name: value for name, value in described.items() if value and (name, value) != ("value", "text")}
-
-    until, (latest, *before) = {}, sorted(forms, key=release, reverse=True)
-    later = forms[latest]
-    for at in before:
-        if forms[at] != later:
-            until[at] = later = forms[at]
-    ranges = [min(first, version, key=release), max(last, version, key=release)]
-    return {"versions": ranges, **forms[latest], **({"until": until} if until else {})}
 
 
 def written(content: Known) -> str:

@@ -111,7 +111,11 @@ def activations(model: Model, setup: Setup) -> ByteRange:
     low, likely, high, why = _logit_bytes(model, setup)
     in_triton = setup.since("triton_sampler") and likely == MASKED
     rows = _TRITON_ROWS * model.vocabulary * 4 if in_triton else 0
-    encoder, kept = encoder_peak(model, setup), _encoded(model, setup)
+    encoder, kept = encoder_peak(model, setup), 0
+    if model.encoders and not (setup.text_only or setup.skips_encoder):  # their output, while a step is measured
+        items = _LONG_VIDEO if _has_long_video(model, setup) else max(_largest_item(model, setup), tokens)
+        deep = max(len(Config(fields, model.config.place).list(DEEP)) for fields in model.encoders.values())
+        kept = items * hidden * (1 + deep) * setup.number_bytes
     index = max((mixer.index for layer in model.stack for mixer in layer.mixers if mixer.kind == "latent"), default=0)
     if index and setup.since("indexer_workspace"):  # 40 contexts of keys (mla/indexer.py), beside logits
         kept += 40 * setup.length * index + 512 * MIB
@@ -170,15 +174,6 @@ def encoder_peak(model: Model, setup: Setup) -> ByteRange:
 def _largest_item(model: Model, setup: Setup) -> int:
     pairs = setup.length // _LARGEST_ITEM if stem(model.architecture) in _WITH_FRAMES else 1
     return _LARGEST_ITEM * min(max(pairs, 1), _MOST_PAIRS)
-
-
-def _encoded(model: Model, setup: Setup) -> int:
-    """Return the bytes of the encoders' output, which the profiling run keeps while it measures a step."""
-    if setup.text_only or setup.skips_encoder or not model.encoders:
-        return 0
-    tokens = _LONG_VIDEO if _has_long_video(model, setup) else max(_largest_item(model, setup), setup.batched_tokens)
-    deep = max(len(Config(fields, model.config.place).list(DEEP)) for fields in model.encoders.values())
-    return tokens * model.hidden * (1 + deep) * setup.number_bytes
 
 
 def _has_long_video(model: Model, setup: Setup) -> bool:
