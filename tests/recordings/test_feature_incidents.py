@@ -219,6 +219,11 @@ def test_a_page_without_adapters_and_reasons_is_not_whole(tmp_path: Path) -> Non
     assert (state(report, THRASH), state(report, "queue_saturation")) == ("unknown", "unknown")
 
 
+def test_requests_of_a_pooling_model_queue_although_none_is_seen_to_run(tmp_path: Path) -> None:
+    one_step = (scaled(f"vllm:{name}", 0) for name in ("num_requests_running", "generation_tokens_total"))
+    assert state(judged(tmp_path, "queue_saturation", *one_step), "queue_saturation") == "present"
+
+
 def test_a_server_without_adapters_has_no_thrash(tmp_path: Path) -> None:
     assert state(judged(tmp_path, "queue_saturation"), THRASH) == "absent"
 
