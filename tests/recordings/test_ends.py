@@ -113,6 +113,12 @@ def test_a_hit_rate_that_fell_inside_of_a_recording_was_not_low_before(tmp_path:
     assert abs(since - BEGUN - 300) <= every + 15
 
 
+def test_a_cap_at_which_the_kv_cache_is_as_good_as_full_is_not_raised_by_two_places(tmp_path: Path) -> None:
+    both = Limits(max_num_seqs=32, num_gpu_blocks=2300)
+    queue = found(judged(tmp_path, both, 5, 300, lambda _: 7, 600, 400), "queue_saturation")
+    assert [proposal.fix.flag for proposal in queue.proposals] == [""], "more places are no answer: replicas are"
+
+
 @sampled("every", [5, 15])
 @pytest.mark.parametrize("left", [0.0, 0.33])
 def test_a_prefix_cache_that_is_lost_explains_the_queue_of_its_prefills(
