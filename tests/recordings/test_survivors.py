@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -137,3 +138,11 @@ def test_a_kv_cache_that_is_about_to_be_full_is_foretold_before_any_long_request
     full = next(at for at, share in enumerate(usage) if share > 0.95)
     found = judged(tmp_path, iter(pages[: full + (every < 15)]), "kv_cache_filling")
     assert (found.state, found.ongoing) == ("present", True)
+
+
+def test_nothing_is_foretold_of_a_page_that_is_gone(tmp_path: Path) -> None:
+    """A straight line through its last samples would reach 100 % a minute later, whatever became of the requests."""
+    pages = list(scrapes(filling(20_000, 9000), 70, 5))
+    gone = ((BEGUN + at, pages[0][1], "diag_vllm_up 0\n") for at in range(75, 135, 5))
+    found = judged(tmp_path, chain(pages, gone), "kv_cache_filling")
+    assert found.state == "unknown"

@@ -51,9 +51,11 @@ def test_reasoning_model_is_judged_over_the_whole_observation(tmp_path: Path) ->
 def test_reasoning_model_observed_for_30_seconds_is_unknown_with_a_reason(tmp_path: Path) -> None:
     report = judged(tmp_path, list(slow("prefix_unique", 60)))
     assert (report.verdict, of(report, PREFIXES).state) == ("healthy", "unknown")
-    assert "prefix cache hit rate not measured, it needs at least 10 finished requests" in lacking(of(report, PREFIXES))
+    assert "prompts miss the prefix cache not measured, it needs at least 10 finished requests" in lacking(
+        of(report, PREFIXES)
+    )
     shown = " ".join(terminal.render(report, verbose=True).split())
-    assert "prefix cache hit rate not measured, it needs at least 10 finished requests" in shown
+    assert "prompts miss the prefix cache not measured, it needs at least 10 finished requests" in shown
 
 
 @pytest.mark.parametrize(("scrapes", "state"), [(6, "absent"), (7, "unknown")])
