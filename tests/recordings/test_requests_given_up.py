@@ -64,7 +64,7 @@ def test_many_requests_given_up_at_unknown_ages_are_no_cancellations_by_design(t
     """A gateway may cut them off: nothing on the page says at which age they end."""
     report = judged(tmp_path, pages(lambda t: 2 * t, lambda t: int(finished * t), 0.0))
     assert (report.verdict, of(report, ABORTED).state) == ("warning", "present")
-    assert of(report, CANCELLED).state == "absent"
+    assert of(report, CANCELLED).state == "unknown"
     assert any("unknown ages" in each for reading in of(report, ABORTED).symptoms for each in reading.culprits)
 
 

@@ -52,7 +52,6 @@ SIGNS_OF_HARM = {
     "queue time": "$queue_time_per_end_to_end_latency > bool 0.25",
     "late first tokens": "1 - $ttft_within_slo / ($first_tokens >= 10) > bool 0.1",
     "sudden rise": "$requests_given_up_by_their_clients > bool 3 * clamp_min($usual_share_given_up, 0.1)",
-    "many, at unknown ages": "$many_given_up",
 }
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
