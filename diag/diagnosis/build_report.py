@@ -209,7 +209,8 @@ def _with_fixes(
 ) -> Finding:
     """Return a present incident with its fixes, and the log line that shows it."""
     quoted, is_of_request = _quoted(diagnosis, queries, server.log, ending), diagnosis.incident.id == FAILING
-    context = ending.context if ending else NOTHING._replace(phase=READY * is_of_request)
+    launch = server.launch * server.whole
+    context = ending.context if ending else NOTHING._replace(phase=READY * is_of_request, launch=launch)
     if is_on_rocm(diagnosis, queries, quoted):
         look_alikes = tuple(map(look_alike_on_rocm, diagnosis.open))
         diagnosis = diagnosis._replace(incident=incident_on_rocm(diagnosis.incident), open=look_alikes)

@@ -229,10 +229,12 @@ class KnownFailure(NamedTuple):
 
 
 def _options_given(place: re.Match[str], context: LogContext) -> list[str]:
-    """Return those of some options that the server was given; if its log does not list its arguments, those that its
-    lines hint at, else all.
+    """Return those of some options that the server was given; if neither its log nor its command lists its arguments,
+    those that its lines hint at, else all.
     """
     names: list[str] = place["names"].split(", ")
+    if context.launch:
+        return [name for name in names if name.partition(".")[0] in context.launch.replace("_", "-")]
     arguments = WORDS.given.search(context.nearby)
     fields = {name: name[2:].partition(".")[0].replace("-", "_") for name in names}
     if arguments:

@@ -182,7 +182,7 @@ def test_every_signal_has_the_value_of_the_recording(exporter_pages: Path, place
     assert wrong == []
 
 
-RATE_OF_A_YOUNG_COUNTER = "(sum by (instance, engine) (increase(vllm:e2e_request_latency_seconds_sum[128s]))) / (((sum"
+RATE_OF_A_YOUNG_COUNTER = "(sum by (instance, engine) (rate(vllm:e2e_request_latency_seconds_sum[128s]))) and"
 """Not compared with Prometheus 2, whose increase of this young counter was 0.5 % larger; Prometheus 3 agrees."""
 
 

@@ -74,6 +74,15 @@ def test_a_guess_gives_no_costly_action(failure: FailureKind) -> None:
     assert not COSTLY.search(failure.do)
 
 
+@pytest.mark.parametrize(
+    ("launch", "named"), [("vllm serve m", 0), ("vllm serve m --speculative_config {}", 1), ("", 5)], ids=str
+)
+def test_no_option_is_left_out_that_the_command_does_not_give(launch: str, named: int) -> None:
+    frames = "vllm/v1/engine/core.py:step_with_batch_queue"
+    found = known_failure(["KeyError: 'chatcmpl-8f21'"], "0.33.0", "", frames, LogContext(launch=launch))
+    assert found is not None and found.do.count("--") == named
+
+
 def test_what_the_log_around_an_error_decides_comes_first() -> None:
     line = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
     nearby = "Exception raised from CUDASymmetricMemory at /pytorch/torch/csrc/x.cu:246"
