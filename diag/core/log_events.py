@@ -124,7 +124,7 @@ class LogContext(NamedTuple):
     `nearby` are the lines around it, with those of the kernel and of libraries in the minutes before, and `numbers`
     the line number of each, 0 for unknown; `platform` is vLLM's name of the device ("cuda", "rocm", "xpu", ...),
     `phase` the phase of the start in which it failed, READY for a server at work; "" if unknown; `error` is the text
-    of the line that ended it, whole, without secrets; `launch` is its command, "" where not all of its options are known.
+    of the line that ended it, whole, without secrets; `launch` is its command, "" unless all of its options are known.
     """
 
     nearby: str = ""
