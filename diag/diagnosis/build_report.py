@@ -16,7 +16,7 @@ from diag.diagnosis.diagnose import Diagnosis, Quote, diagnose, quotes, ranked
 from diag.diagnosis.health import OF_A_LOG, HealthEvidence, health
 from diag.diagnosis.onset import begun, by_scrapes, dated
 from diag.diagnosis.progress import FAILED, INSTANCE, REASONS, NotJudged, Progress, judge
-from diag.diagnosis.proposals import Proposal, Running, by_failure, by_search, is_on_rocm, propose
+from diag.diagnosis.proposals import Running, by_failure, by_search, is_on_rocm, propose
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, INSTANCES, PARTS, QueryCache
 from diag.diagnosis.relaunch import lint_findings, relaunch
 from diag.diagnosis.report import Finding, Observed, ObservedServer, Report, verdict_of
@@ -216,9 +216,11 @@ def _with_fixes(
         diagnosis = diagnosis._replace(incident=incident_on_rocm(diagnosis.incident), open=look_alikes)
     follows = diagnosis.explained_by is not None and not diagnosis.primary
     fixes = () if follows else propose(diagnosis, queries, server, quoted)  # what mends a consequence is its cause
-    if server.log and server.log.last and not quoted:
+    if server.log and server.log.last and not quoted:  # no line of the log tells the reason
+        said = WHY["log_gives_no_reason"].format(at=clock(server.log.at), last=server.log.last)
         fixes = tuple(
-            _with_last_line(each, server.log) if READS_END.match(each.fix.command) else each for each in fixes
+            fix._replace(name="dmesg -T | tail -100", text=said) if READS_END.match(fix.fix.command) else fix
+            for fix in fixes
         )
     linted = lint_findings(server, quoted) if diagnosis.incident.lints else ()
     if linted:  # first the proposals without a restart, which only read
@@ -281,12 +283,6 @@ def _quoted(
     line = max(reasons, key=lambda line: line.at, default=None)
     told = (Quote(line.text, line.file, line.number or None, line.process, "", line.frames),) if line else ()
     return quotes(diagnosis, queries) or told
-
-
-def _with_last_line(proposal: Proposal, log: LogEnding) -> Proposal:
-    """Return a proposal to read the log with the line in which it ends: no line of it tells the reason."""
-    said = WHY["log_gives_no_reason"].format(at=clock(log.at), last=log.last)
-    return proposal._replace(name="dmesg -T | tail -100", text=said)
 
 
 def _decisive(quoted: Sequence[Quote], line: str, context: LogContext) -> tuple[Quote, ...]:

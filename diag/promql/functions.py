@@ -111,7 +111,10 @@ def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: 
         return Vector(block.labels, values, present)
     if not function.gathers:
         return Vector(block.labels, function.compute(windows, argument), present)
-    if function.of_sum and _sums_are_exact(block.values):  # overlapping windows need not be summed one by one
+    # overlapping windows of whole numbers, as most gauges are, of which no sum is too large for a double, need not be
+    # summed one by one
+    is_small = function.of_sum and np.abs(block.values).sum(axis=-1).max(initial=0) < 2**53
+    if function.of_sum and is_small and (np.trunc(block.values) == block.values).all():
         sums = np.zeros((shape[0], block.times.size + 1))
         np.cumsum(block.values + 0.0, axis=-1, out=sums[:, 1:])  # no sum is -0
         return Vector(block.labels, function.of_sum(sums[:, after] - sums[:, first], windows.count), present)
@@ -125,11 +128,6 @@ def over_windows(function: RangeFunction, block: Block, spans: Spans, argument: 
         gathered = Windows(block.values[rows], block.times, first[at], after[at], part).gathered()
         values[rows, at] = function.compute(gathered, argument[at])
     return Vector(block.labels, values, present)
-
-
-def _sums_are_exact(values: Floats) -> bool:
-    """Return True for whole numbers, as most gauges are, of which no sum is too large for a double."""
-    return bool(np.abs(values).sum(axis=-1).max(initial=0) < 2**53 and (np.trunc(values) == values).all())
 
 
 def _extrapolated(windows: Windows, is_counter: bool, per: float = 1.0) -> Floats:
