@@ -22,6 +22,8 @@ MOST_EPISODES = 4
 AVERAGES = re.compile(r"\b(rate|avg_over_time)\(")
 LOOK_BACK = 1800
 """Seconds before an episode in which its first sign is looked for."""
+STEADY = 20
+"""Scrapes in a row that all show an event: one before them that does not is no chance (95 % confidence)."""
 MOST_BREAK = 300.0
 """Seconds without an event that separate two episodes of events, unless breaks inside the episode are shorter."""
 LATELY = "2m"
@@ -124,7 +126,9 @@ def _first_scrape(
         usual, apart = _breaks(instants[(held == 1) & ~before], queries)
         for shown in runs(held[before], instants[before], apart)[-1:]:
             is_broken = (held[before][shown[-1] :] == 0).any() and until - instants[shown[-1]] / 1000 > apart
-            clean = max(usual, 2.5 * queries.source.interval * is_event)  # less than that before it is chance
+            events = instants[shown[0] :][held[shown[0] :] == 1]
+            is_rare = is_event and (len(events) < STEADY or _breaks(events, queries)[0] > 0)
+            clean = max(usual, 2.5 * queries.source.interval * is_rare)  # less than that before it is chance
             if not is_broken and (held[: shown[0]] == 0).any() and instants[shown[0]] - instants[0] > clean * 1000:
                 first.append(int(shown[0]))
     return [float(instants[min(first)]) / 1000] if first else []
@@ -139,6 +143,32 @@ def _breaks(events: Instants, queries: QueryCache) -> tuple[float, float]:
     breaks = breaks[breaks > 1.5 * queries.source.interval]
     usual = median(breaks) if len(breaks) else 0.0
     return usual, min(4 * usual, MOST_BREAK)
+
+
+def _joined(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Episode, ...]:
+    """Return the episodes of an incident; those between which its sign goes on are one, whichever symptom shows them.
+
+    One symptom of several holds here, another one there, and both come and go about their limits.
+    """
+    incident, (first, *others) = diagnosis.incident, diagnosis.episodes
+    if incident.sign is None or not others:
+        return diagnosis.episodes
+    sign, joined = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why), [first]
+    begin = max(queries.source.first / 1000, first[1] - LOOK_BACK)
+    instants, rows = _held(sign, 0.0, diagnosis, queries, begin, others[-1][1])
+    times, interval = instants / 1000, queries.source.interval
+    for since, until in others:
+        began, ended = joined[-1]
+        for shows in (times[held == 1] for held in rows):
+            breaks = np.diff(shows[(shows >= (began or begin)) & (shows <= until)])
+            apart = 4 * max(median(breaks), interval) if len(breaks) and _has_events(incident) else 1.5 * interval
+            gap = [ended, *shows[(shows > ended) & (shows < since)].tolist(), since]
+            if max(np.diff(gap)) <= apart:
+                joined[-1] = (began, until)
+                break
+        else:
+            joined.append((since, until))
+    return tuple(joined)
 
 
 def _has_events(incident: Incident) -> bool:
@@ -256,7 +286,7 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
         and (diagnosis.state == "present" or any(since is not None for since, _ in diagnosis.episodes))
     )
     for place in islice(late, most):
-        diagnosis = diagnoses[place]
+        diagnosis = diagnoses[place]._replace(episodes=_joined(diagnoses[place], queries))
         episodes = diagnosis.episodes[:-MOST_EPISODES]
         if diagnosis.state == "present" and seconds(diagnosis.incident.live_window) >= HOURS:
             result[place] = _since_when(diagnosis, queries)

@@ -7,7 +7,7 @@ import pytest
 from support import rewriting
 from support.rewriting import Scrape
 from support.sampling import sampled
-from support.speculation import LONG, SHORT, scrapes
+from support.speculation import BEGUN, HALF, LONG, SHORT, scrapes
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
@@ -26,6 +26,16 @@ def states(folder: Path, pages: Iterable[Scrape]) -> dict[str, str]:
 def test_a_collapse_with_context_is_found_at_every_cadence(tmp_path: Path, every: float) -> None:
     """Today's other incident stays silent: over the whole hour, 38 % are accepted."""
     assert states(tmp_path, scrapes(every, SHORTER_DRAFT)) == {LOST: "present", LOW: "absent"}
+
+
+@sampled("every", [5, 15])
+def test_a_collapse_is_dated_by_the_scrape_that_shows_less_than_was_accepted_before(
+    tmp_path: Path, every: float
+) -> None:
+    """The periods of two minutes that are compared end up to two minutes later."""
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", scrapes(every, SHORTER_DRAFT)))]))
+    (since,) = (each.diagnosis.since for each in report.present if each.diagnosis.incident.id == LOST)
+    assert abs((since or 0) - BEGUN - HALF) <= 30
 
 
 def test_a_collapse_is_told_by_what_is_left_of_the_servers_own_acceptance(tmp_path: Path) -> None:
