@@ -146,24 +146,22 @@ def _breaks(events: Instants, queries: QueryCache) -> tuple[float, float]:
 
 
 def _joined(diagnosis: Diagnosis, queries: QueryCache) -> tuple[Episode, ...]:
-    """Return the episodes of an incident; those between which its sign goes on are one, whichever symptom shows them.
+    """Return the episodes of an incident; those between which its events go on are one, whichever symptom shows them.
 
-    One symptom of several holds here, another one there, and both come and go about their limits.
+    One symptom of several holds here, another one there, and each comes and goes about its limit.
     """
     incident, (first, *others) = diagnosis.incident, diagnosis.episodes
-    if incident.sign is None or not others:
+    if incident.sign is None or not others or not _has_events(incident):
         return diagnosis.episodes
     sign, joined = Condition(incident.sign, ">", 0.0, incident.symptoms[0].why), [first]
-    begin = max(queries.source.first / 1000, first[1] - LOOK_BACK)
+    begin, interval = max(queries.source.first / 1000, first[1] - LOOK_BACK), queries.source.interval
     instants, rows = _held(sign, 0.0, diagnosis, queries, begin, others[-1][1])
-    times, interval = instants / 1000, queries.source.interval
     for since, until in others:
         began, ended = joined[-1]
-        for shows in (times[held == 1] for held in rows):
-            breaks = np.diff(shows[(shows >= (began or begin)) & (shows <= until)])
-            apart = 4 * max(median(breaks), interval) if len(breaks) and _has_events(incident) else 1.5 * interval
-            gap = [ended, *shows[(shows > ended) & (shows < since)].tolist(), since]
-            if max(np.diff(gap)) <= apart:
+        for shows in (instants[held == 1] / 1000 for held in rows):
+            sides = ((shows >= (began or begin)) & (shows <= ended), (shows >= since) & (shows <= until))
+            apart = max(4 * interval, *(_breaks(1000 * shows[side], queries)[1] for side in sides))
+            if max(np.diff([ended, *shows[(shows > ended) & (shows < since)].tolist(), since])) <= apart:
                 joined[-1] = (began, until)
                 break
         else:
@@ -223,9 +221,11 @@ def _began(diagnosis: Diagnosis, episode: Episode, after: float | None, queries:
         if since is None:
             instants = instants[instants >= queries.source.first]
         close = queries.at(instants)
+        # a look at the end alone is no proof that it held from the first sample on
+        is_within = since is not None or until - queries.source.first / 1000 > long + 1.5 * queries.source.interval
         again = (other for other in diagnose([incident], close) if other.subject == diagnosis.subject)
         starts = (
-            (since and other.instants[0]) if start is None else _first_sign(other, start, queries)
+            ((is_within and other.instants[0]) or None) if start is None else _first_sign(other, start, queries)
             for other in again
             for start, _ in other.episodes
         )
