@@ -24,11 +24,12 @@ from diag.vllm.running_config import RunningConfig, ServerFacts
 
 USUAL_INTERVAL = 2.0
 """Seconds between two scrapes, if there is only one scrape and the origin names no interval."""
-LATE = r"time-?out|timed out|no connection within|sent nothing for|stopped sending|did not finish"
-"""Words of a reason, ours or another program's: no answer came in time. A dead server refuses the connection."""
+LATE = r"time-?out|timed out|no connection within|sent nothing for|stopped sending|did not finish|HTTP(?: Error)? 504\b"
+"""Words of a reason, ours, another program's or a gateway's: no answer came in time. A dead server refuses the
+connection."""
 OTHER_ANSWER = r"HTTP(?: Error)? [34]\d\d\b|certificate|other than metrics|has no (?:page|metrics)|is no vLLM server"
-"""Words of a reason: something answers, but with no page (a lost route, a proxy), while vLLM may go on behind it. A 5xx
-is none of them: a proxy that reaches no server answers so."""
+"""Words of a reason: something answers, but with no page (a lost route, a proxy), while vLLM may go on behind it. A
+502 or 503 is none of them: a proxy that reaches no server answers so."""
 _FAULTS: dict[FaultKind, str] = {
     "malformed": "{pages} of {host} contained invalid lines, which were skipped; the first: {first}",
     "duplicate": "{pages} of {host} repeated series (for example {first}): one with several values counts as missing",

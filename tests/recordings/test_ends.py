@@ -292,6 +292,7 @@ def answering(time: float, start: float = BEGUN - 600) -> str:
         ("HTTPError: HTTP Error 404: Not Found", "unknown"),
         ("answered HTTP 404", "unknown"),
         ("HTTPError: HTTP Error 502: Bad Gateway", "critical"),
+        ("answered with HTTP 504", "unknown"),
         ("SSLCertVerificationError: certificate verify failed: certificate has expired", "unknown"),
     ],
 )
