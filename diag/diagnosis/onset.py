@@ -178,10 +178,12 @@ def _ended(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
     """Return a present incident with the end at which its raw signal fell; it is over if the last minutes refute it.
 
     A window of five minutes shows an incident for minutes after its end, and a burn rate over hours for longer. What
-    ends its alert over the last minutes ends it here.
+    ends its alert over the last minutes ends it here. A short window may hold few of its events by chance: it goes on
+    until they have failed to come for longer than that.
     """
     incident, lately = diagnosis.incident, queries.live(LATELY)
-    if incident.outage or not incident.ends_over or queries.window(incident).seconds < lately.seconds:
+    is_event, is_short = _has_events(incident), queries.window(incident).seconds < lately.seconds
+    if incident.outage or not incident.ends_over or (is_short and (diagnosis.ongoing or not is_event)):
         return diagnosis
     signal = incident.ending.signal
     reading = next(one for one in diagnosis.symptoms if one.condition.signal.id.startswith(signal.id))
@@ -190,7 +192,7 @@ def _ended(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:
     if diagnosis.ongoing and (row is None or holds(row, incident.ending.op, limit)[-1] != 1):
         return diagnosis
     (since, until), last = diagnosis.episodes[-1], float(queries.source.instants[-1]) / 1000
-    is_event, began = _has_events(incident), until - LOOK_BACK if since is None else since
+    began = until - LOOK_BACK if since is None else since
     shown = reading.condition._replace(signal=signal, limit=queries.contract.limit(reading.condition.limit))
     shown = Condition(incident.sign, ">", 0.0, shown.why) if incident.sign else shown
     instants, rows = _held(shown, float(shown.limit), diagnosis, queries, began, last if is_event else until)
@@ -313,7 +315,9 @@ def dated(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosi
             result[place] = with_severity(one._replace(ongoing=False, episodes=episodes), queries)
     result = [*ranked(result)]
     # what brought about the death of a server did not begin after it, if it showed later
-    deaths = {(one.server, one.explained_by): one.since for one in result if one.incident.crash and one.ongoing}
+    deaths = {
+        (one.server, one.explained_by): one.episodes[-1][0] for one in result if one.incident.crash and one.ongoing
+    }
     for place, one in enumerate(result):
         died, (since, end) = deaths.get((one.server, one.incident.id)), (*one.episodes[-1:], (None, 0.0))[0]
         if one.ongoing and died is not None and since is not None and died < since:

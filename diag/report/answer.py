@@ -10,6 +10,7 @@ from diag.core.formatting import TimeFormat, escaped, listed, plural, printable,
 from diag.core.incident import RANK
 from diag.core.subjects import instance_name
 from diag.diagnosis.decision_table import Reading
+from diag.diagnosis.diagnose import CRASH_LOOP, Diagnosis
 from diag.diagnosis.proposals import Proposal
 from diag.diagnosis.relaunch import launchable
 from diag.diagnosis.report import Finding, Report
@@ -121,7 +122,7 @@ def answers(report: Report, written_as: TimeFormat) -> list[ReportAnswer]:
             ongoing = sum(diagnosis.ongoing for diagnosis in diagnoses)
             now = "ongoing" if ongoing == len(group) else f"ongoing on {ongoing} of them" if ongoing else "ended"
             when = f"{now}, first seen {words.began(diagnoses, written_as)}"
-        if len(group) == 1 and (death := words.death(group[0], report)):  # what users feel dates from the death
+        if death := _death(group, report):  # what users feel dates from the death
             newest, when = [death.one_by_one[-1]], words.when(death, written_as)
         answer = ReportAnswer(
             verdict=words.severity(group[0], report).upper(),
@@ -256,9 +257,15 @@ def _fitted(verdict: str, what: str, place: str, ends: Sequence[str], starts: Ma
     return Headline(lines[0], has_place=shown == name, has_start=starts.get(end, False))
 
 
+def _death(group: Sequence[Finding], report: Report) -> Diagnosis | None:
+    """Return the death from which line 1 dates; None where it dates from the incident, as a loop of deaths does."""
+    is_loop = group[0].diagnosis.incident.id == CRASH_LOOP
+    return None if is_loop or len(group) > 1 else words.death(group[0], report)
+
+
 def line_period(group: Sequence[Finding], report: Report, written_as: TimeFormat | None = None) -> words.Period:
     """Return when the incident of line 1 held; a death dates from the death."""
-    death = words.death(group[0], report) if len(group) == 1 else None
+    death = _death(group, report)
     return words.period([death] if death else [finding.diagnosis for finding in group], report, written_as)
 
 
