@@ -17,6 +17,7 @@ from diag.commands.observe import ObserveOptions
 from diag.core.formatting import clock
 from diag.diagnosis.report import Report
 from diag.report import terminal
+from diag.report.answer import answers as answers_of
 from diag.report.answer import verdicts
 
 BEGAN = 1_700_000_000.0
@@ -271,6 +272,21 @@ def test_an_episode_is_dated_by_the_first_scrape_that_shows_it(tmp_path: Path, i
     since = found(server(tmp_path, 1200, every, **how), incident).diagnosis.since  # type: ignore[arg-type]
     assert since is not None
     assert abs(since - (BEGAN + truth)) <= every + 5
+
+
+def test_a_loop_of_crashes_began_with_the_first_one_and_not_with_a_restart_before(tmp_path: Path) -> None:
+    """The server is restarted at +30 s; its log counts the crashes, and line 1 is no younger than the loop."""
+    down = ((30, 45), (103, 160), (221, 280), (339, 400), (457, 600))
+    report = server(
+        tmp_path,
+        480,
+        5,
+        down=down,
+        beside=lambda t: f"diag_vllm_log_consecutive_crashes {sum(begin <= t for begin, _ in down[1:])}\n",
+    )
+    (answer,) = answers_of(report, clock)
+    assert (answer.incident, answer.since) == ("crash_loop", found(report, "crash_loop").diagnosis.since)
+    assert answer.since == BEGAN + 105
 
 
 @sampled("every", [5, 15])

@@ -68,7 +68,12 @@ def test_a_dead_engine_is_ruled_out_only_where_its_death_would_be_seen(
 
 @pytest.mark.parametrize(
     ("every", "rate", "share", "begin", "end", "seed"),
-    [(15, 0.3, 0.15, 1200, 3600, 3), (30, 0.3, 0.15, 1200, 3600, 3), *((5, 4.4, 0.12, 110, 330, n) for n in (0, 9))],
+    [
+        (15, 0.3, 0.15, 1200, 3600, 3),
+        (30, 0.3, 0.15, 1200, 3600, 3),
+        *((5, 4.4, 0.12, 110, 330, n) for n in (0, 9)),
+        *((2, 1.0, 0.28, 70, 220, n) for n in (5, 17)),  # few of the last answers fail, by chance
+    ],
 )
 def test_failures_that_chance_spreads_over_few_answers_are_dated_by_the_first(
     tmp_path: Path, every: float, rate: float, share: float, begin: float, end: float, seed: int
@@ -84,8 +89,21 @@ def test_failures_that_chance_spreads_over_few_answers_are_dated_by_the_first(
         pages.append((1.7e9 + at, host, text + answers("2xx", served) + (answers("5xx", failed) if failed else "")))
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
     (finding,) = (each for each in report.present if each.diagnosis.incident.id == FAILING)
-    assert len(finding.diagnosis.episodes) == 1
+    assert (len(finding.diagnosis.episodes), finding.diagnosis.ongoing) == (1, True)
     assert abs((finding.diagnosis.since or 0) - 1.7e9 - first) <= 30
+
+
+def test_failures_are_over_once_chance_no_longer_hides_them(tmp_path: Path) -> None:
+    """A third of the answers fails, one in three seconds; 40 s later it is over, and ended with the last failure."""
+    pages = []
+    *_, (_, host, page) = rewriting.scrapes("healthy")
+    text = re.sub(r"(http_requests|process_start)[^\n]*\n", "", page)
+    for at in range(0, 230, 2):
+        failed = max(0, min(at, 190) - 70) // 3
+        pages.append((1.7e9 + at, host, text + answers("2xx", 5000 + at - failed) + answers("5xx", failed)))
+    report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", pages))]))
+    (ended,) = (each.diagnosis for each in report.present if each.diagnosis.incident.id == FAILING)
+    assert (ended.ongoing, ended.end) == (False, 1.7e9 + 190)
 
 
 @sampled("every", [15, 60])
