@@ -40,7 +40,7 @@ class NotSeen(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """An unknown incident whose measured symptoms all hold, on a server whose users are affected.
+    """An unknown incident whose measured symptoms all hold, on a server whose users are affected; or an info like it.
 
     `signs` are the readings that show it, those of the impact on users first; `missing` are signals without a value.
     """
@@ -114,12 +114,14 @@ def health(
                 lacks = wanted.format(value=quantity(row[-1], condition.signal.unit))
                 missing.append(NotSeen(part.name, lacks, name))
 
-    suspects = []
+    suspects: list[Suspect] = []
     watched = queries.span + queries.source.interval
     uncollected = [re.compile(rf"\b{FAMILIES[name].metrics}") for name in not_measured]
-    for diagnosis in diagnoses:
+    for diagnosis in sorted(diagnoses, key=lambda each: not RANK[each.severity]):
         if diagnosis.server in present or not (signs := _signs(diagnosis)):  # what is present explains them
             continue
+        if not RANK[diagnosis.severity] and not any(_is_alike(diagnosis, each.diagnosis) for each in suspects):
+            continue  # alone, an info leaves a server healthy
         if any(_has_just_ended(other, diagnosis, queries) for other in diagnoses):
             continue
         signals = dict.fromkeys(r.condition.signal for r in diagnosis.symptoms if r.holds is None)
@@ -140,10 +142,15 @@ def health(
     )
 
 
+def _is_alike(other: Diagnosis, suspect: Diagnosis) -> bool:
+    """Return whether another incident looks like a suspect, where that is."""
+    names = {look.incident for look in suspect.incident.looks_like}
+    return other.incident.id in names and agree(other.subject, suspect.subject)
+
+
 def _has_just_ended(other: Diagnosis, suspect: Diagnosis, queries: QueryCache) -> bool:
     """Return whether another incident with the signs of a suspect has ended, and is in the suspect's window still."""
-    is_alike = other.incident.id in {look.incident for look in suspect.incident.looks_like}
-    is_over = is_alike and agree(other.subject, suspect.subject) and other.state == "present" and not other.ongoing
+    is_over = _is_alike(other, suspect) and other.state == "present" and not other.ongoing
     began = queries.source.instants[-1] / 1000 - queries.window(suspect.incident).seconds
     return is_over and (other.until or 0) > began
 
@@ -225,8 +232,8 @@ def _lacks_only(families: Sequence[re.Pattern[str]], signal: Signal, diagnosis: 
 
 
 def _signs(diagnosis: Diagnosis) -> list[Reading]:
-    """Return what was measured of an unknown incident and shows it; an info leaves a server healthy."""
-    if diagnosis.state != "unknown" or diagnosis.brief or not RANK[diagnosis.severity]:
+    """Return what was measured of an unknown incident and shows it."""
+    if diagnosis.state != "unknown" or diagnosis.brief:
         return []
     incident = diagnosis.incident  # conditions that rule a look-alike out hold in health, too
     return [

@@ -39,7 +39,12 @@ PARTS = (
         # an engine that ended no request in the window had none to fail
         Signal("answers without errors", "$failures", "answers that failed: {value}", "answers"),
         "HTTP answers, or requests by their end (vLLM >= 0.12)",
-        harm=(signals.failed_share.above(0.1, HARMFUL),),  # requests given up are none: editors cancel most of theirs
+        harm=(
+            signals.failed_share.above(0.1, HARMFUL),
+            # fewer requests given up are none: editors cancel a quarter of theirs
+            signals.given_up_unexplained.above(signals.MOST_BY_DESIGN, judged("more than an editor cancels")),
+            signals.front_end_wait.above("queue_seconds", judged("users notice a wait in front of the engine as well")),
+        ),
     ),
     HealthPart(
         "queue",

@@ -280,12 +280,17 @@ def test_every_metric_exists_in_a_recording_or_in_vllms_source_or_is_the_exporte
     assert {name for name in unseen if SUFFIX.sub("", name) not in known()} == others
 
 
+GIVEN_UP = "instance:requests_given_up_by_their_clients:5m"
+
+
 @pytest.mark.parametrize(
     ("series", "alert"),
     [
         ({"unrelated": 1.0}, "VllmTelemetryAbsent"),
         ({"vllm:num_requests_running": 1.0, "diag_scrape_success": 0.0}, "DiagCollectorFailed"),
         ({"vllm:time_to_first_token_seconds_count": 1.0}, "VllmBucketMissing"),
+        ({GIVEN_UP: 0.5, "instance:requests_given_up:5m": 20.0}, "VllmRequestsGivenUpUnexplained"),
+        ({GIVEN_UP: 0.5, "instance:first_tokens_seen:5m": 40.0}, "VllmRequestsGivenUpUnexplained"),
     ],
 )
 def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float], alert: str) -> None:
@@ -294,6 +299,18 @@ def test_missing_telemetry_is_an_alert(tmp_path: Path, series: dict[str, float],
         for name, value in series.items()
     }
     assert alert in fired(only(None, tmp_path), held, set(series), tmp_path).guards
+
+
+@pytest.mark.parametrize(
+    "beside", [{}, {"instance:requests_given_up:5m": 20.0, "instance:harm_behind_requests_given_up:5m": 0.0}]
+)
+def test_few_clients_or_known_harm_make_no_requests_unexplained(tmp_path: Path, beside: dict[str, float]) -> None:
+    held = {
+        frozenset({("__name__", name)}): np.full(timelines.TIMES.size, value)
+        for name, value in {GIVEN_UP: 0.5, **beside}.items()
+    }
+    guards = fired(only(None, tmp_path), held, {GIVEN_UP, *beside}, tmp_path).guards
+    assert "VllmRequestsGivenUpUnexplained" not in guards
 
 
 @pytest.mark.parametrize("alone", ["vllm:num_requests_running", "diag_vllm_up"])

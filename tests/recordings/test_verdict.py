@@ -116,6 +116,13 @@ def test_requests_given_up_at_unknown_ages_are_neither_harm_nor_health(tmp_path:
     assert "requests_aborted" in report.health.lacking
 
 
+def test_a_wait_in_front_of_the_engine_is_no_health_where_the_cpu_of_the_api_server_is_not_seen(tmp_path: Path) -> None:
+    """Nothing tells whether its core is fully used; the users wait either way."""
+    report = without(tmp_path, "api_server_bound", r"(diag_vllm_)?process_cpu_seconds")
+    assert report.verdict == "warning"
+    assert "api_server_bound" in {suspect.diagnosis.incident.id for suspect in report.health.suspects}
+
+
 @pytest.mark.parametrize("name", ["vllm:prompt_tokens_total", "vllm:num_requests_waiting"])
 def test_missing_family_that_shows_progress_is_named(tmp_path: Path, name: str) -> None:
     report = without(tmp_path, "healthy", rf"{name}\b")
