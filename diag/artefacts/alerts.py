@@ -314,7 +314,7 @@ class TelemetryAlert(NamedTuple):
 
 @cache
 def telemetry_alerts() -> tuple[TelemetryAlert, ...]:
-    """Return the alerts without which no other alert can fire; the first one: no server has metrics."""
+    """Return the alerts about telemetry without which others cannot fire; the first one: no server has metrics."""
     return read(PACKAGE / "artefacts" / "telemetry_alerts.toml", tuple[TelemetryAlert, ...], "alert")
 
 

@@ -234,7 +234,8 @@ def _options_given(place: re.Match[str], context: LogContext) -> list[str]:
     """
     names: list[str] = place["names"].split(", ")
     if context.launch:
-        return [name for name in names if name.partition(".")[0] in context.launch.replace("_", "-")]
+        launch = context.launch.replace("_", "-")
+        return [name for name in names if re.search(rf"{name.partition('.')[0]}(?![\w-])", launch)]
     arguments = WORDS.given.search(context.nearby)
     fields = {name: name[2:].partition(".")[0].replace("-", "_") for name in names}
     if arguments:

@@ -35,7 +35,7 @@ from support.scenarios import Beside, crashed, gpu, log, started, workers
 from support.timelines import CALM, CHRONIC, HOSTS, LEAD, PEERS, RECORDED, STEP, TWO, timeline
 from support.waiting import until
 
-from diag.artefacts.alerts import groups
+from diag.artefacts.alerts import groups, telemetry_alerts
 from diag.artefacts.generate import files
 from diag.artefacts.inhibitions import inhibitions, mutings
 from diag.artefacts.recording_rules import THRESHOLD
@@ -43,6 +43,7 @@ from diag.core.contract import Contract, Site, apply_overrides
 from diag.core.files import dump_yaml
 from diag.core.incident import seconds
 from diag.knowledge.catalog import load
+from diag.knowledge.signals import FEW_GIVEN_UP, MOST_BY_DESIGN
 from diag.vllm.metric_names import SUFFIX, known
 
 
@@ -311,6 +312,8 @@ def test_few_clients_or_known_harm_make_no_requests_unexplained(tmp_path: Path, 
     }
     guards = fired(only(None, tmp_path), held, {GIVEN_UP, *beside}, tmp_path).guards
     assert "VllmRequestsGivenUpUnexplained" not in guards
+    (alert,) = (alert for alert in telemetry_alerts() if alert.name == "VllmRequestsGivenUpUnexplained")
+    assert set(re.findall(r">=? ([\d.]+)", alert.promql)) == {f"{MOST_BY_DESIGN}", f"{FEW_GIVEN_UP}", "0"}
 
 
 @pytest.mark.parametrize("alone", ["vllm:num_requests_running", "diag_vllm_up"])

@@ -75,7 +75,14 @@ def test_a_guess_gives_no_costly_action(failure: FailureKind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launch", "named"), [("vllm serve m", 0), ("vllm serve m --speculative_config {}", 1), ("", 5)], ids=str
+    ("launch", "named"),
+    [
+        ("vllm serve m", 0),
+        ("vllm serve m --speculative_config.model d", 1),
+        ("vllm serve m --kv-offloading-size-x 1", 0),
+        ("", 5),
+    ],
+    ids=str,
 )
 def test_no_option_is_left_out_that_the_command_does_not_give(launch: str, named: int) -> None:
     frames = "vllm/v1/engine/core.py:step_with_batch_queue"
