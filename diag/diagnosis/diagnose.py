@@ -370,8 +370,8 @@ def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis], queries: Qu
 
 def _is_cause(cause: Diagnosis, effect: Diagnosis) -> bool:
     """Return True if one present incident explains another one, always or under conditions that hold."""
-    if effect.incident.id in cause.incident.explains:  # a stall that was over explains no later death
-        return not effect.incident.outage or (effect.since or 0) - (cause.until or math.inf) <= RECENT
+    if effect.incident.id in cause.incident.explains:
+        return True
     edge = next((edge for edge in cause.incident.may_explain if edge.incident == effect.incident.id), None)
     if edge is None or (effect.ongoing and not cause.ongoing):
         return False

@@ -5,6 +5,7 @@ held equal to it there, all rules over everything.
 """
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable

@@ -276,7 +276,7 @@ def test_an_episode_is_dated_by_the_first_scrape_that_shows_it(tmp_path: Path, i
 
 def test_a_loop_of_crashes_began_with_the_first_one_and_not_with_a_restart_before(tmp_path: Path) -> None:
     """The server is restarted at +30 s; its log counts the crashes, and line 1 is no younger than the loop."""
-    down = ((30, 45), (103, 160), (221, 280), (339, 400), (457, 600))
+    down = ((30, 65), (103, 160), (221, 280), (339, 400), (457, 600))
     report = server(
         tmp_path,
         480,
