@@ -13,6 +13,7 @@ import numpy as np
 
 from diag.core.formatting import clock, plural, quantity
 from diag.core.incident import RANK, Signal, seconds
+from diag.core.metric_prefix import OWN
 from diag.core.subjects import agree, instance_name
 from diag.diagnosis.decision_table import COMPARE, RECENT, START_TIME, Reading, shortest_look
 from diag.diagnosis.diagnose import Diagnosis
@@ -21,8 +22,9 @@ from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded, formula
 from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
-from diag.promql import may_have_value, parse
-from diag.promql.data import Selector
+from diag.promql import may_have_value, parse, selectors
+from diag.promql.data import Expression, Selector
+from diag.vllm.metric_names import SUFFIX, known, newest
 
 LAST_IN_FLIGHT = "$running_last + $waiting_last"
 """Requests on the last page before a restart: a server that was drained had some on the pages before."""
@@ -42,12 +44,14 @@ class NotSeen(NamedTuple):
 class Suspect(NamedTuple):
     """An unknown incident whose measured symptoms all hold, on a server whose users are affected; or an info like it.
 
-    `signs` are the readings that show it, those of the impact on users first; `missing` are signals without a value.
+    `signs` are the readings that show it, those of the impact on users first; `missing` are signals without a value,
+    and `metrics` what they read and the server has no sample of.
     """
 
     diagnosis: Diagnosis
     signs: tuple[Reading, ...]
     missing: tuple[str, ...]
+    metrics: tuple[str, ...]
 
 
 class HealthEvidence(NamedTuple):
@@ -131,7 +135,9 @@ def health(
             first: dict[str, Reading] = {}
             for reading in (*harm, *signs):
                 first.setdefault(reading.condition.signal.name, reading)
-            suspects.append(Suspect(diagnosis, tuple(first.values()), lacking))
+            metrics = dict.fromkeys(name for signal in signals for name in _not_on_page(signal, diagnosis, queries))
+            own_first = tuple(sorted(metrics, key=lambda name: not name.startswith(OWN)))
+            suspects.append(Suspect(diagnosis, tuple(first.values()), lacking, own_first))
         elif any(signal.needs or not _lacks_only(uncollected, signal, diagnosis, queries) for signal in signals):
             missing.append(NotSeen(diagnosis.incident.id, ", ".join(lacking), diagnosis.server))
     names = {item.name for item in missing}
@@ -219,16 +225,30 @@ def _lacks_only(families: Sequence[re.Pattern[str]], signal: Signal, diagnosis: 
     """
 
     def has_samples(selector: Selector) -> bool:
-        if any(family.search(selector.text) for family in families):
-            return True
-        query = f"count by (instance) (last_over_time({selector.text}[$window]))"
-        name = (("instance", diagnosis.server),)
-        return queries.ask(query, INSTANCE, queries.whole, queries.source.instants[-1:]).of(name) is not None
+        return any(family.search(selector.text) for family in families) or _is_seen(selector, diagnosis, queries)
 
     if not any(family.search(expanded(signal.promql)) for family in families):
         return False
-    written = formula(signal, diagnosis.incident.per, queries.window(diagnosis.incident).text, queries.contract)
-    return may_have_value(parse(written.written_out()).node, has_samples)
+    return may_have_value(_written(signal, diagnosis, queries).node, has_samples)
+
+
+def _not_on_page(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> Iterable[str]:
+    """Yield the metrics that a signal reads and its server has no sample of, but for names of earlier releases."""
+    for selector in selectors(_written(signal, diagnosis, queries)):
+        name = SUFFIX.sub("", selector.text.partition("{")[0])
+        if known().get(name, ("", newest()))[1] == newest() and not _is_seen(selector, diagnosis, queries):
+            yield name
+
+
+def _is_seen(selector: Selector, diagnosis: Diagnosis, queries: QueryCache) -> bool:
+    query = f"count by (instance) (last_over_time({selector.text}[$window]))"
+    rows = queries.ask(query, INSTANCE, queries.whole, queries.source.instants[-1:])
+    return rows.of((("instance", diagnosis.server),)) is not None
+
+
+def _written(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> Expression:
+    window = queries.window(diagnosis.incident).text
+    return parse(formula(signal, diagnosis.incident.per, window, queries.contract).written_out())
 
 
 def _signs(diagnosis: Diagnosis) -> list[Reading]:

@@ -191,6 +191,7 @@ class Undecided(NamedTuple):
     where: str
     incidents: tuple[str, ...]
     missing: tuple[str, ...]
+    metrics: tuple[str, ...]
     signs: tuple[Reading, ...]
     in_words: str
 
@@ -204,6 +205,12 @@ class Undecided(NamedTuple):
         return f"missing {listed(list(self.missing), most=MOST_NAMED)}"
 
     @property
+    def to_collect(self) -> str:
+        """The missing signals, and the metrics that the page lacks for them."""
+        metrics = f" (no {listed(list(self.metrics), most=MOST_NAMED)})" if self.metrics else ""
+        return f"{'; '.join(self.missing)}{metrics}"
+
+    @property
     def measured(self) -> str:
         """The readings of the impact on users and of the incidents, each with its threshold."""
         shown = (f"{each.condition.signal.name} {each.shown} ({each.threshold})" for each in self.signs[:MOST_NAMED])
@@ -211,7 +218,7 @@ class Undecided(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        return f"{self.where}: {self.in_words}; {self.lacking}; measured: {self.measured}"
+        return f"{self.where}: {self.in_words}; missing {self.to_collect}; measured: {self.measured}"
 
 
 def question(incidents: Sequence[str]) -> str:
@@ -247,6 +254,7 @@ def suspected(report: Report) -> list[Undecided]:
                 where=alone if len(names) == 1 else f"{len(names):,} of {plural(len(report.servers), 'server')}",
                 incidents=tuple(incidents),
                 missing=tuple(dict.fromkeys(name for suspect in suspects for name in suspect.missing)),
+                metrics=tuple(dict.fromkeys(name for suspect in suspects for name in suspect.metrics)),
                 signs=tuple(signs.values()),
                 in_words=question(words.titles(incidents, report)),
             )

@@ -93,7 +93,7 @@ def _parts(report: Report) -> dict[str, Forms]:
             "blank": [[""]],
             "servers": _fleet_part(report),
             "evidence": _evidence([reading_row(reading) for reading in first.signs][:ROWS]),
-            "why": _part("missing", ["; ".join(first.missing)], 3),
+            "why": _part("missing", [first.to_collect], 3),
             "also": _part("also", [undecided.sentence for undecided in others], 3),
             "do now": _part("do_now", [f"Collect what is missing, and read: {', '.join(pages)}"], 3),
         }
