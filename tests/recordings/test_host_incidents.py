@@ -419,6 +419,7 @@ def test_graph_capture_without_progress_is_a_hang(tmp_path: Path) -> None:
     assert present(report) == {"cuda_graph_capture_hang", "startup_slow"}
     assert found(report, "startup_slow").diagnosis.explained_by == "cuda_graph_capture_hang"
     assert "--disable-custom-all-reduce" in fixes(report, "cuda_graph_capture_hang")
+    assert found(report, "cuda_graph_capture_hang").diagnosis.since == 1_700_000_000 - 390
     assert report.progress[0].state == "starting"
 
 

@@ -1,6 +1,6 @@
 """A server that is being started is not dead, however long it takes; one that crashes again and again is in a loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from support.scenarios import Beside, crashed, found, judge, log, present, worke
 
 from diag.commands import doctor
 from diag.commands.observe import ObserveOptions
+from diag.core.metric_families import Sample
 
 DIED = next(iter(rewriting.scrapes("engine_dead")))[0]
 """The first scrape; its server was killed 24 s later."""
@@ -95,6 +96,16 @@ def test_two_servers_that_answer_at_one_address_in_turn_are_in_no_loop(
 
 
 FAILED_START = "usage: api_server.py [-h]\napi_server.py: error: unrecognized arguments: --max-num-sequences\n"
+
+
+def test_a_loop_of_failed_starts_began_with_the_first_that_failed(tmp_path: Path) -> None:
+    """A server that does not answer while it starts has not crashed."""
+
+    def failures(t: float) -> Iterable[Sample]:
+        yield "diag_vllm_log_consecutive_crashes", (), float(sum(t >= at for at in (20, 35, 50)))
+
+    loop = found(judge(tmp_path, "", log("load_weights", {"load_weights": 3}), failures), "crash_loop").diagnosis
+    assert loop.since == pytest.approx(loop.instants[-1] - 40, abs=5)
 
 
 def kept(folder: Path, recording: str, until: str, then: str) -> Path:
