@@ -135,9 +135,7 @@ def health(
             first: dict[str, Reading] = {}
             for reading in (*harm, *signs):
                 first.setdefault(reading.condition.signal.name, reading)
-            metrics = dict.fromkeys(name for signal in signals for name in _not_on_page(signal, diagnosis, queries))
-            own_first = tuple(sorted(metrics, key=lambda name: not name.startswith(OWN)))
-            suspects.append(Suspect(diagnosis, tuple(first.values()), lacking, own_first))
+            suspects.append(Suspect(diagnosis, tuple(first.values()), lacking, _unseen(signals, diagnosis, queries)))
         elif any(signal.needs or not _lacks_only(uncollected, signal, diagnosis, queries) for signal in signals):
             missing.append(NotSeen(diagnosis.incident.id, ", ".join(lacking), diagnosis.server))
     names = {item.name for item in missing}
@@ -232,12 +230,14 @@ def _lacks_only(families: Sequence[re.Pattern[str]], signal: Signal, diagnosis: 
     return may_have_value(_written(signal, diagnosis, queries).node, has_samples)
 
 
-def _not_on_page(signal: Signal, diagnosis: Diagnosis, queries: QueryCache) -> Iterable[str]:
-    """Yield the metrics that a signal reads and its server has no sample of, but for names of earlier releases."""
-    for selector in selectors(_written(signal, diagnosis, queries)):
+def _unseen(signals: Iterable[Signal], diagnosis: Diagnosis, queries: QueryCache) -> tuple[str, ...]:
+    """Return the metrics that signals read and their server has no sample of, but for names of earlier releases."""
+    metrics = set()
+    for selector in (one for signal in signals for one in selectors(_written(signal, diagnosis, queries))):
         name = SUFFIX.sub("", selector.text.partition("{")[0])
         if known().get(name, ("", newest()))[1] == newest() and not _is_seen(selector, diagnosis, queries):
-            yield name
+            metrics.add(name)
+    return tuple(sorted(metrics, key=lambda name: (not name.startswith(OWN), name)))
 
 
 def _is_seen(selector: Selector, diagnosis: Diagnosis, queries: QueryCache) -> bool:
