@@ -51,7 +51,8 @@ SIGNS_OF_HARM = {
     "time-out": "($ages_when_given_up_p90_per_p10 <= bool 2.5) * ($mean_age_when_given_up >= bool 1)",
     "queue time": "$queue_time_per_end_to_end_latency > bool 0.25",
     "late first tokens": "1 - $ttft_within_slo / ($first_tokens >= 10) > bool 0.1",
-    "sudden rise": "$requests_given_up_by_their_clients > bool 3 * clamp_min($usual_share_given_up, 0.1)",
+    "sudden rise": "($requests_given_up_by_their_clients > bool 3 * clamp_min($usual_share_given_up, 0.1))"
+    " * ($mean_age_when_given_up >= bool 1)",  # an editor that begins to complete code raises them as well
 }
 """Evidence that users are harmed; without any, clients may cancel by design, as an editor that completes code does."""
 FEWEST_REFUSED, FEWEST_EARLIER = 20, 100
