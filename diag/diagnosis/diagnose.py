@@ -95,7 +95,8 @@ class Diagnosis(NamedTuple):
         if any(reading.holds for reading in self.escalation):
             return "critical"
         serious = self.incident.serious
-        is_mild = serious and not any(reading.holds for reading in self.supports if reading.condition == serious)
+        holds = [reading.holds for reading in self.supports if reading.condition == serious]
+        is_mild = serious and True not in holds and (self.state == "present" or None not in holds)
         return "info" if is_mild else self.incident.severity
 
     @property
