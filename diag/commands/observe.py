@@ -17,7 +17,7 @@ from diag.core.subjects import instance_name
 from diag.diagnosis.build_report import build_report, merge_log_reports
 from diag.diagnosis.progress import judge, owed_and_still
 from diag.diagnosis.proposals import Running
-from diag.diagnosis.query_cache import QueryCache
+from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.diagnosis.report import Observed, ObservedServer, Snapshot
 from diag.diagnosis.telemetry_checks import departures, not_measured, scrapes, vanished
 from diag.knowledge.catalog import load
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 DECISIVE = frozenset({"engine_dead", "startup_failed", "engine_orphaned", "gpu_out_of_memory"})
 """Incidents of which more scrapes of a server that refuses them show nothing new."""
 ORPHANS = "max by (instance) (diag_vllm_process_orphaned) == 1"
-LEFT = 300.0
-"""Seconds without a page, as Prometheus counts them, after which a server has left a recording of several."""
-LEFT_BEHIND = "$running_last + $waiting_last + $does_not_answer"
-"""0 at the last scrape of a server that was stopped in order: drained, and answering to the end."""
+LEFT = 60.0
+"""Seconds without a scrape, longer than one may take, after which a server has left an observation of several."""
+LEFT_BEHIND = f"""
+$running_last + $waiting_last + $does_not_answer and on (instance) count_over_time(up[$window]) > {FEWEST_INTERVALS}"""
+"""0 at the last scrape of a server that was stopped in order: drained, and answering to the end; none after a few."""
 LONGEST_SCRAPING = 125.0
 """Seconds to scrape for at most while requests are in flight and nothing moves: a huge prefill may take two minutes."""
 

@@ -159,6 +159,8 @@ def _judge_engine(last: _LastValues) -> Judgement:
         rows = {name: queries.ask(promql, ENGINE, queries.whole).of(last.subject) for name, promql in counters.items()}
         if lacks := [name for name, row in rows.items() if row is None]:
             return None, WHY["uncounted"].format(listed(lacks))
+        if last.instance(signals.serves) is None:
+            return None, WHY["left"]
         succeed = last.instance(signals.successful_scrapes, queries.whole)
         return None, WHY["too_short" if succeed is None or succeed >= OFTEN else "intermittent"]
     if state != "busy":

@@ -162,30 +162,37 @@ def test_restart_without_requests_is_healthy(tmp_path: Path) -> None:
 
 @sampled("every", [5, 15])
 @pytest.mark.parametrize(
-    ("drained", "failing", "end", "verdict"),
+    ("pages", "drained", "failing", "end", "verdict"),
     [
-        (True, 0, 1000, "healthy"),
-        (True, 0, 800, "unknown"),
-        (False, 0, 1000, "unknown"),
-        (True, 20, 1000, "unknown"),
-        (True, 400, 1000, "critical"),
+        (999, True, 0, 1000, "healthy"),
+        (999, True, 0, 800, "healthy"),
+        (17, True, 0, 700, "healthy"),
+        (999, True, 0, 640, "unknown"),
+        (3, True, 0, 1000, "unknown"),
+        (999, False, 0, 1000, "unknown"),
+        (999, True, 20, 1000, "unknown"),
+        (999, True, 400, 1000, "critical"),
     ],
-    ids=["drained", "for three minutes", "with requests in flight", "after failed scrapes", "it fails to the end"],
+    ids=[
+        *("drained", "for three minutes", "it came and went", "for half a minute", "few pages"),
+        *("with requests in flight", "after failed scrapes", "it fails to the end"),
+    ],
 )
 def test_only_a_replica_that_left_in_order_leaves_the_verdict_to_the_others(
-    tmp_path: Path, every: float, drained: bool, failing: float, end: float, verdict: str
+    tmp_path: Path, every: float, pages: int, drained: bool, failing: float, end: float, verdict: str
 ) -> None:
     def replicas() -> Iterator[rewriting.Scrape]:
         for t in np.arange(0.0, end, every).tolist():
             yield BEGAN + t, "h:1", page(t, t + 7200, BEGAN - 7200, 0)
-            if t < 600 + failing:
+            if 600 - pages * every <= t < 600 + failing:
                 answered = page(t, t + 7200, BEGAN - 7200, 0, 0 if drained and t > 560 else 8)
                 yield BEGAN + t, "h:2", answered if t < 600 else ""
 
     report = doctor.run(ObserveOptions([str(rewriting.write(tmp_path / "recording", replicas()))]))
     assert report.verdict == verdict
     assert report.gone == (("h:2",) if verdict == "healthy" else ())
-    assert ("gone" in {defect.kind for defect in report.observed.defects}) == (end == 1000 and verdict != "critical")
+    assert ("gone" in {defect.kind for defect in report.observed.defects}) == (end >= 700 and verdict != "critical")
+    assert end == 640 or all("no longer scraped" in unknown.why for unknown in report.not_judged)
 
 
 NO_DEATH = 'diag_vllm_log_event_last_timestamp_seconds{event="engine_dead"} 0\n'
