@@ -190,7 +190,7 @@ def diagnose(incidents: Sequence[Incident], queries: QueryCache) -> tuple[Diagno
                 decided = decided._replace(symptoms=symptoms, supports=supports)
             diagnoses.append(decided)
     others = SubjectIndex((other.subject, other) for other in diagnoses)
-    return ranked([_rule_out(one, others, queries) if one.state == "present" else one for one in diagnoses])
+    return ranked([rule_out(one, others, queries) if one.state == "present" else one for one in diagnoses])
 
 
 def without_the_past(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
@@ -328,7 +328,7 @@ def ranked(diagnoses: list[Diagnosis]) -> tuple[Diagnosis, ...]:
     return tuple(ordered)
 
 
-def _rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis], queries: QueryCache) -> Diagnosis:
+def rule_out(diagnosis: Diagnosis, others: SubjectIndex[Diagnosis], queries: QueryCache) -> Diagnosis:
     """Decide for every look-alike of a present incident whether it was ruled out, and by which reading.
 
     The symptoms of another incident count as they were when this one last held: later values rule nothing out. A

@@ -7,11 +7,11 @@ from itertools import islice
 
 import numpy as np
 
-from diag.core.incident import Condition, Incident, seconds
+from diag.core.incident import RANK, Condition, Incident, seconds
 from diag.core.metric_prefix import OWN
-from diag.core.subjects import Instants, median
+from diag.core.subjects import Instants, SubjectIndex, median
 from diag.diagnosis.decision_table import LOOK, Episode, Reading, Trits, holds, runs
-from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked, with_severity
+from diag.diagnosis.diagnose import Diagnosis, diagnose, ranked, rule_out, with_severity
 from diag.diagnosis.query_cache import FEWEST_INTERVALS, QueryCache
 from diag.knowledge.formulas import expanded
 
@@ -334,17 +334,39 @@ def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries
     """
     live = {each.id: queries.live(each.live_window).seconds for each in incidents if seconds(each.live_window) <= LOOK}
     late = [each for each in incidents if live.get(each.id, math.inf) < queries.window(each).seconds]
-    is_fleet = len(queries.subjects(("instance",))) > FEW
-    if not late or is_fleet or any(diagnosis.is_alarming for diagnosis in diagnoses):
+    if len(queries.subjects(("instance",))) > FEW:
         return tuple(diagnoses)
-    step, longest = round(queries.source.interval * 1000), max(live.values())
-    close = queries.at(queries.source.instants[-1] - step * np.arange(math.ceil(1000 * longest / step), -1, -1))
-    close.gone = queries.gone
-    begins = [diagnosis for diagnosis in diagnose(late, close) if diagnosis.is_alarming and diagnosis.ongoing]
-    now = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in dated(begins, queries)}
-    if not now:
-        return tuple(diagnoses)
-    return ranked([now.get((diagnosis.incident.id, diagnosis.subject), diagnosis) for diagnosis in diagnoses])
+    if late and not any(diagnosis.is_alarming for diagnosis in diagnoses):
+        step, longest = round(queries.source.interval * 1000), max(live.values())
+        close = queries.at(queries.source.instants[-1] - step * np.arange(math.ceil(1000 * longest / step), -1, -1))
+        close.gone = queries.gone
+        begins = [diagnosis for diagnosis in diagnose(late, close) if diagnosis.is_alarming and diagnosis.ongoing]
+        now = {(diagnosis.incident.id, diagnosis.subject): diagnosis for diagnosis in dated(begins, queries)}
+        diagnoses = [now.get((diagnosis.incident.id, diagnosis.subject), diagnosis) for diagnosis in diagnoses]
+    return _graver(diagnoses, queries)
+
+
+def _graver(diagnoses: Sequence[Diagnosis], queries: QueryCache) -> tuple[Diagnosis, ...]:
+    """Return the diagnoses with what explains an alarm, is worse, and has not lasted as long as its own alert waits.
+
+    It is judged from the onset of the alarm on: in a longer window, what was before refutes it, such as the last
+    successes; a shorter look may show it by chance.
+    """
+    result, last = [*diagnoses], queries.source.instants[-1] / 1000
+    alarms = [one for one in diagnoses if one.is_alarming and one.ongoing]
+    for place, (incident, subject, *_) in enumerate(diagnoses):
+        is_open = incident.escalates and not incident.outage and not diagnoses[place].is_alarming
+        for alarm in alarms if is_open and seconds(incident.live_window) <= LOOK else ():
+            lasts, half = last - (alarm.since or last), queries.source.interval / 2
+            is_cause = alarm.incident.id in incident.explains and alarm.server == diagnoses[place].server
+            if is_cause and lasts + half >= queries.live(incident.live_window).seconds:
+                look = f"{min(lasts - half, seconds(incident.window)):.0f}s"
+                again = diagnose([incident._replace(window=look, live_window=look, hold="0s")], queries)
+                worse = next(other for other in again if other.subject == subject)
+                if worse.ongoing and RANK[worse.severity] > RANK[alarm.severity]:
+                    others = SubjectIndex((other.subject, other) for other in diagnoses)
+                    result[place] = dated([rule_out(worse.one_by_one[-1], others, queries)], queries)[0]
+    return ranked(result)
 
 
 def by_scrapes(diagnosis: Diagnosis, queries: QueryCache) -> Diagnosis:

@@ -24,9 +24,12 @@ def answers(status: str, count: float, handler: str = "/v1/chat/completions", me
     return f'http_requests_total{{handler="{handler}",method="{method}",status="{status}"}} {count}\n'
 
 
-def judged(folder: Path, counters: Counters, recording: str = "idle", change: Callable[[str], str] = str) -> Report:
+def judged(
+    folder: Path, counters: Counters, recording: str = "idle", change: Callable[[str], str] = str, lasts: int = 0
+) -> Report:
     scrapes = list(rewriting.scrapes(recording))
-    start = scrapes[0][0]
+    start, *page = scrapes[0]
+    scrapes = [(start + t, *page) for t in range(lasts)] or scrapes
     pages = ((at, host, change(page) + counters(at - start)) for at, host, page in scrapes)
     return doctor.run(ObserveOptions([str(rewriting.write(folder / "recording", pages))]))
 
@@ -41,9 +44,32 @@ def test_a_server_that_has_refused_every_request_since_its_start_is_a_warning(tm
     assert (report.verdict, found(report, REFUSED).diagnosis.primary) == ("warning", True)
 
 
-def test_it_is_critical_where_the_same_process_served_before(tmp_path: Path) -> None:
-    report = judged(tmp_path, lambda t: answers("2xx", 5000) + answers("4xx", 5 + 2 * t))
-    assert found(report, REFUSED).diagnosis.severity == "critical"
+def all_at_once(t: float) -> str:
+    """Return the counters of a server that answers until 67 s, and refuses everything from then on."""
+    return answers("2xx", 5000 + 14 * min(t, 67)) + answers("4xx", 3 * (t - 67)) * (t > 67)
+
+
+@pytest.mark.parametrize(
+    ("counters", "lasts", "expected"),
+    [
+        (lambda t: answers("2xx", 5000) + answers("4xx", 5 + 2 * t), 61, "critical"),
+        *((all_at_once, lasts, "critical") for lasts in (110, 126, 151, 170)),
+        (lambda t: all_at_once(t) + answers("2xx", t // 20, "/v1/completions"), 151, "absent"),
+        (lambda t: all_at_once(min(t, 120)) + answers("2xx", max(5, t - 115), "/v1/completions"), 151, "absent"),
+    ],
+    ids=["all the time", "40 s", "a minute", "80 s", "100 s", "some succeed", "ended"],
+)
+def test_it_is_critical_where_the_same_process_served_before(
+    tmp_path: Path, counters: Counters, lasts: int, expected: str
+) -> None:
+    """However long the look is: a wave of client errors does not hide that none succeeds since it began."""
+    report = judged(tmp_path, counters, lasts=lasts)
+    diagnosis = found(report, REFUSED).diagnosis if state(report) == "present" else None
+    assert (diagnosis.severity if diagnosis else state(report)) == expected
+    if diagnosis and counters is all_at_once:
+        start, *_ = (at for at, _, _ in rewriting.scrapes("idle"))
+        assert (diagnosis.primary, (diagnosis.since or 0) - start) == (True, pytest.approx(68, abs=2))
+        assert found(report, SURGE).diagnosis.explained_by == REFUSED
 
 
 def test_after_a_restart_the_successes_of_the_former_process_do_not_count(tmp_path: Path) -> None:
