@@ -330,7 +330,7 @@ def begun(diagnoses: Sequence[Diagnosis], incidents: Sequence[Incident], queries
     """Return the diagnoses; if nothing is wrong over the windows of the alerts, with what the last live windows show.
 
     Over five minutes, an incident of one minute is not present yet. A look at the end, which lasts as long as that of
-    `diag doctor URL`, shows it.
+    `diag doctor URL`, shows it. If something is wrong, what makes it worse is looked for.
     """
     live = {each.id: queries.live(each.live_window).seconds for each in incidents if seconds(each.live_window) <= LOOK}
     late = [each for each in incidents if live.get(each.id, math.inf) < queries.window(each).seconds]
