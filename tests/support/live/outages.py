@@ -34,6 +34,7 @@ STOPPED = everywhere("critical engine_stalled", "engine_stalled", livez="503")
 GOES_ON = Row("healthy", "healthy", "warning engine_stalled (ended)", livez="200")
 STOPPING = everywhere("warning shutdown_drops_requests", "shutdown_drops_requests", livez=NOT_ASKED)
 DROPPED = everywhere("warning shutdown_drops_requests", "shutdown_drops_requests")
+DROPPED_BEFORE = everywhere("warning shutdown_drops_requests (ended)", "shutdown_drops_requests")
 ALL_FAIL = everywhere(
     "critical requests_failing or critical structured_output_failing",
     "structured_output_failing or requests_failing or requests_failing, structured_output_failing",
@@ -41,7 +42,7 @@ ALL_FAIL = everywhere(
 CLIENTS_FAIL = everywhere("no_incident", NONE)
 ALL_REFUSED = everywhere("critical requests_refused", "requests_refused")
 RESTARTING = everywhere("critical server_crashed", NOT_ASKED)
-CRASHED = everywhere("warning server_crashed", "server_crashed or engine_dead, server_crashed")
+CRASHED = everywhere("warning server_crashed (ended)", "server_crashed or engine_dead, server_crashed")
 CRASHED_TWICE = everywhere("critical server_crashed", "server_crashed or engine_dead, server_crashed")
 ORPHANED = everywhere("critical engine_orphaned", "engine_orphaned or engine_dead, engine_orphaned", livez="503")
 STARVED = everywhere(
@@ -184,7 +185,7 @@ def slow_restart(stage: Stage) -> Iterator[Outcome]:
                 raise RuntimeError("the restart took less than two minutes")
             yield outcome("restart over two minutes", who, DROPPED, got, since)
             time.sleep(SETTLES)
-            yield outcome("after that restart", who, DROPPED, look(who, DROPPED)[0], since)
+            yield outcome("after that restart", who, DROPPED_BEFORE, look(who, DROPPED_BEFORE)[0], since)
 
 
 def crash_loop(stage: Stage) -> Iterator[Outcome]:
