@@ -22,7 +22,7 @@ from diag.diagnosis.query_cache import QueryCache, Window
 from diag.diagnosis.telemetry_checks import FAMILIES
 from diag.knowledge.formulas import expanded, formula
 from diag.knowledge.health import CONTRADICTED, LIVES, PARTS
-from diag.promql import may_have_value, parse, selectors
+from diag.promql import may_have_value, metric_names, parse
 from diag.promql.data import Expression, Selector
 from diag.vllm.metric_names import SUFFIX, known, newest
 
@@ -223,7 +223,7 @@ def _lacks_only(families: Sequence[re.Pattern[str]], signal: Signal, diagnosis: 
     """
 
     def has_samples(selector: Selector) -> bool:
-        return any(family.search(selector.text) for family in families) or _is_seen(selector, diagnosis, queries)
+        return any(family.search(selector.text) for family in families) or _is_seen(selector.text, diagnosis, queries)
 
     if not any(family.search(expanded(signal.promql)) for family in families):
         return False
@@ -231,17 +231,16 @@ def _lacks_only(families: Sequence[re.Pattern[str]], signal: Signal, diagnosis: 
 
 
 def _unseen(signals: Iterable[Signal], diagnosis: Diagnosis, queries: QueryCache) -> tuple[str, ...]:
-    """Return the metrics that signals read and their server has no sample of, but for names of earlier releases."""
-    metrics = set()
-    for selector in (one for signal in signals for one in selectors(_written(signal, diagnosis, queries))):
-        name = SUFFIX.sub("", selector.text.partition("{")[0])
-        if known().get(name, ("", newest()))[1] == newest() and not _is_seen(selector, diagnosis, queries):
-            metrics.add(name)
-    return tuple(sorted(metrics, key=lambda name: (not name.startswith(OWN), name)))
+    """Return the metrics that signals read by name and their server has no sample of, without those of the past."""
+    read = {name for signal in signals for name in metric_names(_written(signal, diagnosis, queries))}
+    named = (name for name in read if not name.startswith("{"))
+    unseen = {SUFFIX.sub("", name) for name in named if not _is_seen(name, diagnosis, queries)}
+    current = (name for name in unseen if known().get(name, ("", newest()))[1] == newest())
+    return tuple(sorted(current, key=lambda name: (not name.startswith(OWN), name)))
 
 
-def _is_seen(selector: Selector, diagnosis: Diagnosis, queries: QueryCache) -> bool:
-    query = f"count by (instance) (last_over_time({selector.text}[$window]))"
+def _is_seen(selector: str, diagnosis: Diagnosis, queries: QueryCache) -> bool:
+    query = f"count by (instance) (last_over_time({selector}[$window]))"
     rows = queries.ask(query, INSTANCE, queries.whole, queries.source.instants[-1:])
     return rows.of((("instance", diagnosis.server),)) is not None
 

@@ -6,15 +6,7 @@ wrongly.
 
 from diag.promql.data import STALE, Block, Expression, Labels, Samples, Vector, distinct, is_stale
 from diag.promql.evaluator import Evaluator, evaluate
-from diag.promql.facts import (
-    add_matchers,
-    instant_selectors,
-    may_have_value,
-    metric_names,
-    output_labels,
-    pretty,
-    selectors,
-)
+from diag.promql.facts import add_matchers, instant_selectors, may_have_value, metric_names, output_labels, pretty
 from diag.promql.parser import Formula, parse
 
 __all__ = [
@@ -36,5 +28,4 @@ __all__ = [
     "output_labels",
     "parse",
     "pretty",
-    "selectors",
 ]

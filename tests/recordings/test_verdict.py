@@ -120,7 +120,8 @@ def test_a_wait_in_front_of_the_engine_is_no_health_where_the_cpu_of_the_api_ser
     """Nothing tells whether its core is fully used; the users wait either way."""
     report = without(tmp_path, "api_server_bound", r"(diag_vllm_)?process_cpu_seconds")
     assert report.verdict == "warning"
-    assert "api_server_bound" in {suspect.diagnosis.incident.id for suspect in report.health.suspects}
+    metrics = {suspect.diagnosis.incident.id: suspect.metrics for suspect in report.health.suspects}
+    assert metrics["api_server_bound"] == ("diag_vllm_process_cpu_seconds", "process_cpu_seconds")
 
 
 @pytest.mark.parametrize("name", ["vllm:prompt_tokens_total", "vllm:num_requests_waiting"])
